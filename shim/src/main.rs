@@ -1,0 +1,2 @@
+//! The `tollgate-shim` program.
+fn main() {}

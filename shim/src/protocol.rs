@@ -1,0 +1,295 @@
+//! What supervisor and shim say to each other.
+//!
+//! The supervisor starts the shim with one inherited descriptor, [`CONTROL_FD`]: a `SOCK_SEQPACKET` Unix socket.
+//! It sends one [`Plan`] as a sealed memory file attached to a [`ToShim::Begin`] message; after that, each side sends
+//! JSON messages, one a packet. When the supervisor's end closes, for whatever reason, pid 1 of the jail exits and
+//! the kernel ends every process of the jail with it.
+
+use serde::{Deserialize, Serialize};
+use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
+
+/// The descriptor on which the shim finds its control socket.
+pub const CONTROL_FD: i32 = 3;
+
+/// The longest message either side sends, in bytes. A longer one is a bug of ours and is refused.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+
+/// Bytes that are usually text: a path, an argument, a variable. JSON holds them as a string where they are UTF-8
+/// and as a list of bytes where they are not, so no name is ever changed on the way.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Bytes {
+    /// UTF-8.
+    Text(String),
+    /// Anything else.
+    Raw(Vec<u8>),
+}
+
+impl Bytes {
+    /// The bytes as an operating-system string.
+    pub fn to_os(&self) -> OsString {
+        match self {
+            Bytes::Text(text) => OsString::from(text),
+            Bytes::Raw(raw) => OsString::from_vec(raw.clone()),
+        }
+    }
+
+    /// The bytes as a path.
+    pub fn to_path(&self) -> PathBuf {
+        PathBuf::from(self.to_os())
+    }
+}
+
+impl<T: Into<OsString>> From<T> for Bytes {
+    fn from(value: T) -> Bytes {
+        let raw: OsString = value.into();
+        match raw.into_string() {
+            Ok(text) => Bytes::Text(text),
+            Err(raw) => Bytes::Raw(raw.into_vec()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.to_os())
+    }
+}
+
+/// The jail, as data: what is to be built, in order. Printed by `tollgate inspect`, tested as an ordinary user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The run's id, which is also the jail's host name.
+    pub run: String,
+    /// Who the program is, outside and inside.
+    pub ids: Ids,
+    /// The view, in the order in which it is mounted.
+    pub mounts: Vec<Mount>,
+    /// The environment, whole: nothing is inherited.
+    pub env: Vec<(Bytes, Bytes)>,
+    /// The working directory, inside.
+    pub cwd: Bytes,
+    /// The argument vector. The first is looked up on the jail's own `PATH` unless it holds a slash.
+    pub command: Vec<Bytes>,
+    /// Resource limits, each `RLIMIT_` number with its soft and hard value (setrlimit(2)).
+    pub rlimits: Vec<(u32, u64, u64)>,
+    /// Whether the program gets a terminal of its own, and on which of its first three descriptors.
+    pub terminal: Option<Terminal>,
+    /// The seccomp filters, in the order in which they are installed.
+    pub filters: Vec<Filter>,
+    /// What happens to each watched system call.
+    pub watch: Watch,
+    /// Whether a layer that the kernel lacks may be left out.
+    pub enforcement: Enforcement,
+    /// Layers to leave out. Only test builds of the shim obey it; others refuse a plan that names one.
+    pub without: Vec<Layer>,
+}
+
+/// A layer of the jail, for tests that take one out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// Landlock.
+    Landlock,
+    /// The seccomp filters.
+    Seccomp,
+    /// Emptied capability sets.
+    Capabilities,
+    /// The private root.
+    Mounts,
+    /// The process-id namespace.
+    Pid,
+    /// The network namespace.
+    Network,
+    /// The IPC namespace.
+    Ipc,
+    /// Closing every descriptor but the documented ones.
+    Descriptors,
+    /// The environment list.
+    Environment,
+    /// The terminal of its own.
+    Terminal,
+    /// Resource limits.
+    Rlimits,
+}
+
+/// Who the program is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ids {
+    /// The user and group on the host that the jail runs as. Never 0.
+    pub host_uid: u32,
+    /// See `host_uid`.
+    pub host_gid: u32,
+    /// What the program sees as its own user id.
+    pub jail_uid: u32,
+    /// What the program sees as its own group id.
+    pub jail_gid: u32,
+    /// For a privileged caller: the ids on the host whose files the program is to see as its own. The views are then
+    /// mapped (mount_setattr(2), `MOUNT_ATTR_IDMAP`) and the shim changes its own ids before anything else.
+    pub owner: Option<(u32, u32)>,
+}
+
+/// One step of building the view. Paths inside are absolute; sources are paths on the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "mount")]
+pub enum Mount {
+    /// A host path, shown as it is (`--ro-bind`, `--bind`). With `optional`, a missing source is no error.
+    Bind { source: Bytes, target: Bytes, access: Access, optional: bool },
+    /// A host directory shown read-only through an overlay, so that its sockets and pipes lead nowhere.
+    View { source: Bytes, target: Bytes, optional: bool },
+    /// A host directory whose changes go to `upper`. `work` is overlayfs's scratch directory beside it.
+    Overlay { lower: Bytes, upper: Bytes, work: Bytes, target: Bytes },
+    /// A fresh /proc.
+    Proc { target: Bytes },
+    /// A minimal /dev: null, zero, full, random, urandom, tty, a devpts and a shm of its own.
+    Dev { target: Bytes, shm_bytes: u64 },
+    /// A private, bounded, empty file system.
+    Tmpfs { target: Bytes, bytes: u64, mode: u32 },
+    /// A directory of the private root.
+    Dir { target: Bytes, mode: u32 },
+    /// A file of the private root with this content.
+    File { target: Bytes, content: Bytes, mode: u32 },
+    /// A symbolic link of the private root.
+    Symlink { target: Bytes, to: Bytes },
+    /// An empty, unreadable stand-in over something that exists.
+    Mask { target: Bytes },
+}
+
+/// Whether a view can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Read-only.
+    ReadOnly,
+    /// Writable.
+    ReadWrite,
+}
+
+/// A terminal for the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terminal {
+    /// Which of descriptors 0, 1 and 2 are the terminal; the others are pipes.
+    pub on: [bool; 3],
+    /// Rows and columns at the start.
+    pub rows: u16,
+    /// See `rows`.
+    pub columns: u16,
+}
+
+/// A compiled seccomp filter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Filter {
+    /// The instructions, each a `struct sock_filter` as a little-endian 64-bit number (linux/filter.h).
+    pub instructions: Vec<u64>,
+    /// Whether the filter sends what it does not allow to the shim (`SECCOMP_FILTER_FLAG_NEW_LISTENER`). One at most.
+    pub listener: bool,
+}
+
+/// What the shim does with the system calls that the listening filter sends it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// Numbers of calls that are let through after a look at their path or address.
+    pub observed: Vec<i64>,
+    /// Every other call is answered with this error number, ENOSYS for a call that an old kernel lacks.
+    pub refused_with: i32,
+}
+
+/// Whether a layer may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Enforcement {
+    /// Every layer or no run.
+    Strict,
+    /// What the kernel has; what it lacks is said in every receipt of the run.
+    BestEffort,
+}
+
+/// From supervisor to shim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "to")]
+pub enum ToShim {
+    /// Build the jail. Attached: the plan's memory file, then the program's three standard descriptors (those that
+    /// are the terminal are /dev/null here).
+    Begin,
+    /// Send this signal to the program's process group.
+    Signal { number: i32 },
+    /// The terminal is in the foreground again: continue the stopped program.
+    Continue,
+}
+
+/// From shim to supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "from")]
+pub enum FromShim {
+    /// A step failed; nothing was executed.
+    StepFailed(StepFailed),
+    /// A layer is missing and the plan says best effort.
+    Degraded { layer: String, reason: String },
+    /// The view stands. Attached: the workspace's directory as the program sees it (`O_PATH`), then the terminal's
+    /// master end if there is one.
+    Built { workspace: bool, terminal: bool },
+    /// The program was executed; its id inside the jail.
+    Started { pid: u32 },
+    /// The program could not be executed: 126 or 127 follows from the error number.
+    ExecFailed { errno: i32, path: Bytes },
+    /// One of the jail's layers refused something.
+    Denied(Denied),
+    /// The program stopped (terminal job control).
+    Stopped { signal: i32 },
+    /// The program ended.
+    Exited { code: Option<i32>, signal: Option<i32> },
+}
+
+/// Why a jail could not be built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("step \"{step}\": {object}: {call}: {}", std::io::Error::from_raw_os_error(*.errno))]
+pub struct StepFailed {
+    /// The step's name.
+    pub step: String,
+    /// What it was about: a path, an id, a limit.
+    pub object: String,
+    /// The kernel call.
+    pub call: String,
+    /// Its error number.
+    pub errno: i32,
+    /// What to do about it; may be empty.
+    pub remedy: String,
+}
+
+/// Something a layer of the jail refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Denied {
+    /// The system call's number.
+    pub syscall: i64,
+    /// What it wanted.
+    pub access: Wanted,
+    /// The path, absolute inside the jail with its links resolved as far as they exist; the address for a socket;
+    /// empty for a system call outside the list.
+    pub object: Bytes,
+    /// The error number the program got.
+    pub errno: i32,
+    /// The process inside the jail.
+    pub pid: u32,
+    /// Its command name.
+    pub comm: Bytes,
+    /// How often, since the last report of the same.
+    pub times: u64,
+}
+
+/// What a refused call wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wanted {
+    /// To read a path.
+    Read,
+    /// To change a path.
+    Write,
+    /// To delete a path.
+    Delete,
+    /// To execute a path.
+    Execute,
+    /// To connect a socket.
+    Connect,
+    /// A system call outside the list.
+    Syscall,
+}

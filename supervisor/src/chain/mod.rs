@@ -1,0 +1,152 @@
+//! The chain: what an effect passes on its way to the world.
+//!
+//! Outermost first: **receipts → admission → authority → quota → containment → answering handlers in the order given
+//! → approval → world**. Approval is innermost, so a person is asked only for what would really happen. The order
+//! stands here and nowhere else; a policy cannot change it.
+
+pub mod admission;
+pub mod quota;
+pub mod receipts;
+pub mod stack;
+
+use crate::effect::{Digest, Effect};
+use serde::{Deserialize, Serialize};
+use std::{future::Future, pin::Pin, sync::Arc};
+
+/// A boxed future, as handlers return it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// One step of the chain: it answers, refuses, or forwards with [`Next::run`].
+pub trait Handler: Send + Sync {
+    /// The name that `decided_by` shows.
+    fn name(&self) -> &'static str;
+
+    /// Handles one effect. Forwarding consumes `next`, so a handler cannot forward twice.
+    fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer>;
+}
+
+/// The innermost step: the code that really does the thing.
+pub trait World: Send + Sync {
+    /// Does the effect, whatever it is. Only the chain calls this.
+    fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer>;
+}
+
+/// What lies further in. Consumed by forwarding.
+pub struct Next<'a> {
+    rest: &'a [Arc<dyn Handler>],
+    world: &'a dyn World,
+}
+
+impl<'a> Next<'a> {
+    /// Forwards the effect to the next handler, or to the world.
+    pub fn run(self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+        match self.rest.split_first() {
+            Some((handler, rest)) => handler.handle(effect, Next { rest, world: self.world }),
+            None => self.world.execute(effect),
+        }
+    }
+}
+
+/// A stack of handlers in their normal order, ready to be asked.
+pub struct Chain {
+    handlers: Vec<Arc<dyn Handler>>,
+}
+
+impl Chain {
+    /// A chain of these handlers, outermost first. The caller is [`stack`], which puts them in order.
+    pub(crate) fn new(handlers: Vec<Arc<dyn Handler>>) -> Chain {
+        Chain { handlers }
+    }
+
+    /// Passes one effect through every handler and, if all forward, to the world.
+    pub async fn perform(&self, effect: &Effect, world: &dyn World) -> Answer {
+        Next { rest: &self.handlers, world }.run(effect).await
+    }
+
+    /// The handlers' names, outermost first, in one line.
+    pub fn describe(&self) -> String {
+        self.handlers.iter().map(|handler| handler.name()).chain(["world"]).collect::<Vec<_>>().join(" → ")
+    }
+}
+
+/// What was decided about an effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decision {
+    /// The world did it.
+    Allowed,
+    /// A handler said no, and nothing happened.
+    Refused,
+    /// A handler answered in the world's place.
+    Answered,
+    /// It would have happened, and is written down.
+    Planned,
+    /// It was allowed, and the world failed.
+    Failed,
+    /// Its intent is on disk and its completion is not: it may or may not have happened.
+    InDoubt,
+}
+
+/// What came of an effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The decision.
+    pub decision: Decision,
+    /// The handler that decided, or `world`.
+    pub decided_by: &'static str,
+    /// Why, in one sentence naming the object; empty when allowed.
+    pub reason: String,
+    /// What to change for it to be allowed; empty when allowed.
+    pub hint: String,
+    /// Whether a fault handler made this up.
+    pub injected: bool,
+    /// The result as data, for the one who asked.
+    pub value: serde_json::Value,
+    /// The result's bytes, where the result is bytes.
+    pub body: Option<Vec<u8>>,
+    /// Digest of the result.
+    pub digest: Option<Digest>,
+    /// How many bytes were read or written.
+    pub bytes: u64,
+}
+
+impl Answer {
+    /// The world did it.
+    pub fn done(value: serde_json::Value, bytes: u64) -> Answer {
+        Answer {
+            decision: Decision::Allowed,
+            decided_by: "world",
+            reason: String::new(),
+            hint: String::new(),
+            injected: false,
+            value,
+            body: None,
+            digest: None,
+            bytes,
+        }
+    }
+
+    /// A handler refuses: why, on which object, and what to change.
+    pub fn refused(by: &'static str, reason: impl Into<String>, hint: impl Into<String>) -> Answer {
+        Answer {
+            decision: Decision::Refused,
+            decided_by: by,
+            reason: reason.into(),
+            hint: hint.into(),
+            ..Answer::done(serde_json::Value::Null, 0)
+        }
+    }
+
+    /// The world was asked and failed.
+    pub fn failed(reason: impl Into<String>, hint: impl Into<String>) -> Answer {
+        Answer { decision: Decision::Failed, ..Answer::refused("world", reason, hint) }
+    }
+
+    /// Whether the asker got what it asked for.
+    pub fn is_success(&self) -> bool {
+        match self.decision {
+            Decision::Allowed | Decision::Answered | Decision::Planned => true,
+            Decision::Refused | Decision::Failed | Decision::InDoubt => false,
+        }
+    }
+}

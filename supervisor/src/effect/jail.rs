@@ -1,0 +1,53 @@
+//! What the jail's own layers refused and the kernel let us see.
+//!
+//! These effects never reach the world: by the time one is made, the refusal has happened. They exist so that a
+//! refusal by namespace, mount, Landlock or seccomp has a receipt like any other.
+
+use super::{Class, Declaration, Idempotency, Kind};
+use serde::{Deserialize, Serialize};
+
+/// A connection to something outside the jail.
+pub const NET_CONNECT: Declaration = Declaration {
+    kind: Kind::NetConnect,
+    name: "net/connect",
+    classes: &[Class::Network, Class::Egress],
+    idempotency: Idempotency::Once,
+    resource: "an address and port, or a socket's path",
+    summary: "Connect to something outside the jail.",
+    at_api_door: false,
+};
+
+/// The execution of a file that the view does not show.
+pub const PROCESS_EXEC: Declaration = Declaration {
+    kind: Kind::ProcessExec,
+    name: "process/exec",
+    classes: &[Class::Process],
+    idempotency: Idempotency::Once,
+    resource: "a path",
+    summary: "Execute a file.",
+    at_api_door: false,
+};
+
+/// A system call that is not in the list.
+pub const PROCESS_SYSCALL: Declaration = Declaration {
+    kind: Kind::ProcessSyscall,
+    name: "process/syscall",
+    classes: &[Class::Process],
+    idempotency: Idempotency::Once,
+    resource: "a system call's name",
+    summary: "Make a system call outside the list.",
+    at_api_door: false,
+};
+
+/// What the jail observed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The system call.
+    pub syscall: String,
+    /// The error the program saw, by its name: `ENOENT`, `EROFS`.
+    pub errno: String,
+    /// The process's command name and its id inside the jail.
+    pub process: String,
+    /// Its id inside the jail.
+    pub pid: u32,
+}

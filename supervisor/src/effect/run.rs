@@ -1,0 +1,49 @@
+//! Runs: starting one, ending one, and what one used.
+
+use super::{Class, Declaration, Idempotency, Kind};
+use serde::{Deserialize, Serialize};
+
+/// Starts a jailed execution of one command.
+pub const START: Declaration = Declaration {
+    kind: Kind::RunStart,
+    name: "run/start",
+    classes: &[Class::Lifecycle, Class::Spend],
+    idempotency: Idempotency::Once,
+    resource: "the run's id",
+    summary: "Start a run.",
+    at_api_door: true,
+};
+
+/// Ends a run at someone's explicit word.
+pub const CANCEL: Declaration = Declaration {
+    kind: Kind::RunCancel,
+    name: "run/cancel",
+    classes: &[Class::Lifecycle],
+    idempotency: Idempotency::Idempotent,
+    resource: "the run's id",
+    summary: "End a run.",
+    at_api_door: true,
+};
+
+/// Records what one evaluation of a program used. Recorded, not charged.
+pub const EVAL: Declaration = Declaration {
+    kind: Kind::EvalRun,
+    name: "eval/run",
+    classes: &[Class::Read],
+    idempotency: Idempotency::Idempotent,
+    resource: "the run's id",
+    summary: "Record the processor and wall time of one evaluation.",
+    at_api_door: true,
+};
+
+/// The arguments of an effect on runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "verb")]
+pub enum Request {
+    /// `run/start`: argument vector, policy name and digest, working directory; environment names, never values.
+    Start { command: Vec<String>, policy: String, policy_digest: String, directory: String, environment: Vec<String> },
+    /// `run/cancel`.
+    Cancel { run: String },
+    /// `eval/run`: what was evaluated, processor and wall time in microseconds.
+    Eval { label: String, cpu_us: u64, wall_us: u64 },
+}

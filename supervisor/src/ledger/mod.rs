@@ -1,0 +1,3 @@
+//! The ledger: the durable, hash-chained store of receipts.
+
+pub mod record;

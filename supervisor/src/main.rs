@@ -1,0 +1,5 @@
+//! The `tollgate` command.
+
+fn main() -> std::process::ExitCode {
+    tollgate::cli::main()
+}

@@ -1,0 +1,1 @@
+//! Helpers shared by the end-to-end tests: build outputs, scratch folders, a second user, observers outside the jail.
