@@ -3,4 +3,7 @@
 //! The shim builds the jail from within, is its pid 1, and is its command-line client. It is small, static and
 //! single-threaded, and knows nothing of the supervisor but the [`protocol`] between them.
 
+pub mod channel;
+pub mod jail;
 pub mod protocol;
+mod sys;

@@ -81,8 +81,25 @@ pub struct Plan {
     pub watch: Watch,
     /// Whether a layer that the kernel lacks may be left out.
     pub enforcement: Enforcement,
+    /// Who makes namespaces and mounts.
+    pub launcher: Launcher,
+    /// The workspace's path inside, whose directory is handed to the supervisor.
+    pub workspace: Bytes,
     /// Layers to leave out. Only test builds of the shim obey it; others refuse a plan that names one.
     pub without: Vec<Layer>,
+}
+
+/// Who makes namespaces and mounts. Everything after them is the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "launcher")]
+pub enum Launcher {
+    /// The shim itself.
+    Native,
+    /// Bubblewrap, this program, from the same mounts.
+    Bwrap {
+        /// The program's path on the host.
+        program: Bytes,
+    },
 }
 
 /// A layer of the jail, for tests that take one out.
@@ -277,7 +294,7 @@ pub struct Denied {
 }
 
 /// What a refused call wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
     /// To read a path.

@@ -1,0 +1,177 @@
+//! From a plan to a running program.
+//!
+//! Three processes: the *outer* one makes the namespaces and then only waits; *pid 1* of the jail builds the view,
+//! gives up every privilege and looks after the rest ([`init`]); the *program* takes the last layers on itself and is
+//! executed. Each step has a name, and its place has a reason.
+
+mod bwrap;
+mod confine;
+mod descriptors;
+mod exec;
+mod ids;
+mod init;
+mod observe;
+mod rename;
+mod resolve;
+mod sources;
+mod step;
+mod terminal;
+mod view;
+
+use crate::{
+    channel,
+    protocol::{FromShim, Launcher, Layer, Plan, StepFailed, ToShim},
+    sys,
+};
+use std::{
+    convert::Infallible,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    process,
+};
+use step::{step, At};
+
+/// The exit status of a shim that could not build the jail; the reason went over the control socket.
+const COULD_NOT_START: i32 = 125;
+
+/// The plan's descriptors as the shim got them.
+pub struct Standard {
+    /// The program's standard input, output and error.
+    pub streams: [OwnedFd; 3],
+}
+
+/// Builds the jail on the host's side of it: called by the supervisor's spawn with the control socket.
+pub fn outer_main(control: OwnedFd) -> ! {
+    let failed = outer(&control).unwrap_err_infallible();
+    report(&control, failed)
+}
+
+/// Goes on inside a view that bubblewrap has built, as pid 1.
+pub fn inside_main(control: OwnedFd) -> ! {
+    let begin = descriptors::receive_plan_again();
+    let failed = match begin {
+        Ok((plan, standard)) => inside(&control, &plan, standard).unwrap_err_infallible(),
+        Err(failed) => failed,
+    };
+    report(&control, failed)
+}
+
+fn outer(control: &OwnedFd) -> Result<Infallible, StepFailed> {
+    let (plan, plan_file, standard) = step("plan", || descriptors::receive_plan(control))?;
+    step("plan", || confine::check_switches(&plan))?;
+    // First: no later step may see, or leave to the jail, what the caller forgot open.
+    if !plan.without.contains(&Layer::Descriptors) {
+        step("descriptors", || descriptors::close_all_but(control, &standard, &plan_file))?;
+    }
+    // While still the caller: a privileged caller's views are opened and mapped before its privilege is given up.
+    let sources = step("views", || sources::open_as_caller(&plan))?;
+    step("host user", || ids::become_host_user(&plan.ids))?;
+    // After the change of user, which clears it.
+    step("parent death", || ids::die_with_parent())?;
+    match &plan.launcher {
+        Launcher::Native => native(control, &plan, sources, standard),
+        Launcher::Bwrap { program } => bwrap::launch(control, &plan, program, sources, standard, &plan_file),
+    }
+}
+
+fn native(
+    control: &OwnedFd,
+    plan: &Plan,
+    sources: sources::Sources,
+    standard: Standard,
+) -> Result<Infallible, StepFailed> {
+    // One call for all: the user namespace first among them, because it owns the others.
+    step("namespaces", || ids::unshare_all(&plan.without))?;
+    step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, plan.ids.jail_uid, plan.ids.jail_gid))?;
+    step("nested namespaces", || ids::forbid_nested_namespaces())?;
+    // An ordinary caller may copy mounts only now, as owner of the new namespace.
+    let sources = step("views", || sources.open_the_rest(plan))?;
+    if let Some(pid_one) = step("pid 1", || sys::fork().at("fork", "the jail's first process"))? {
+        drop((sources, standard));
+        wait_for(control, pid_one)
+    }
+    step("parent death", || ids::die_with_parent())?;
+    step("host name", || nix::unistd::sethostname(&plan.run).at("sethostname", &plan.run))?;
+    if !plan.without.contains(&Layer::Network) {
+        step("loopback", || ids::raise_loopback())?;
+    }
+    if !plan.without.contains(&Layer::Mounts) {
+        step("view", || view::build(&plan.mounts, sources))?;
+    }
+    inside(control, plan, standard)
+}
+
+/// From a finished view to the running program, whoever built the view.
+fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallible, StepFailed> {
+    let workspace = step("workspace", || view::open_workspace(&plan.workspace))?;
+    // Inside the view, so that the terminal is one of the jail's own and has a name there.
+    let terminal = step("terminal", || terminal::open_pair(plan))?;
+    // After the last privileged call; pid 1 itself needs none any more.
+    if !plan.without.contains(&Layer::Capabilities) {
+        step("capabilities", || confine::drop_capabilities())?;
+    }
+    // Landlock and seccomp require it; it also makes set-user-id files do nothing.
+    step("no new privileges", || confine::no_new_privileges())?;
+    // Pid 1 holds the control socket: nobody in the jail may trace it or read its memory.
+    step("pid 1", || confine::not_dumpable())?;
+    let mut attached = vec![workspace.as_fd()];
+    attached.extend(terminal.as_ref().map(|terminal| terminal.master.as_fd()));
+    let built = FromShim::Built { workspace: true, terminal: terminal.is_some() };
+    step("control socket", || channel::send(control.as_fd(), &built, &attached).at("sendmsg", "the supervisor"))?;
+    init::run(control, plan, standard, terminal.map(|terminal| terminal.slave))
+}
+
+/// The outer process's whole later life: to be the one that the supervisor waits for.
+fn wait_for(control: &OwnedFd, child: nix::unistd::Pid) -> ! {
+    // The control socket must close when pid 1 dies, so no copy of it may stay here.
+    let _ = control;
+    let _ = sys::close_range(0, u32::MAX);
+    loop {
+        match nix::sys::wait::waitpid(child, None) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            Ok(nix::sys::wait::WaitStatus::Exited(_, code)) => exit(code),
+            _ => exit(COULD_NOT_START),
+        }
+    }
+}
+
+fn report(control: &OwnedFd, failed: StepFailed) -> ! {
+    let _ = channel::send(control.as_fd(), &FromShim::StepFailed(failed), &[]);
+    exit(COULD_NOT_START)
+}
+
+/// Ends this process at once: no destructor may close what [`wait_for`] has closed behind Rust's back.
+#[allow(unsafe_code)]
+fn exit(code: i32) -> ! {
+    // SAFETY: `_exit` runs no handler and does not return.
+    unsafe { libc::_exit(code) }
+}
+
+/// The one useful half of a result that cannot be `Ok`.
+trait Failed {
+    fn unwrap_err_infallible(self) -> StepFailed;
+}
+
+impl Failed for Result<Infallible, StepFailed> {
+    fn unwrap_err_infallible(self) -> StepFailed {
+        match self {
+            Err(failed) => failed,
+            Ok(never) => match never {},
+        }
+    }
+}
+
+/// Waits for the supervisor's first word.
+fn first_word(control: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
+    match channel::receive::<ToShim>(control.as_fd())? {
+        Some((ToShim::Begin, attached)) => Ok(attached),
+        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "the supervisor's first message must be `begin`")),
+        // The supervisor went away before it said anything; there is nobody to report to.
+        None => process::exit(COULD_NOT_START),
+    }
+}
+
+/// Takes over a descriptor that this program was started with.
+pub fn adopt(fd: i32) -> OwnedFd {
+    sys::adopt(fd)
+}

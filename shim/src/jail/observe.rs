@@ -1,0 +1,463 @@
+//! What the filter sends to pid 1: calls outside the list, which are refused, and calls worth a look, which go on.
+//!
+//! A look decides nothing: the kernel runs the call as it stands, and mounts, Landlock and permissions decide. Its
+//! only purpose is that what they refuse can be told to somebody. It may miss (a path changed behind its back), and
+//! it never lets anything through that would not go through without it.
+
+use super::{
+    rename,
+    resolve::{self, is, Last, Reached},
+};
+use crate::{
+    protocol::{Access, Bytes, Denied, Mount, Plan, Wanted},
+    sys::{self, Reply},
+};
+use nix::{
+    errno::Errno,
+    sys::{
+        stat::lstat,
+        uio::{process_vm_readv, RemoteIoVec},
+    },
+    unistd::Pid,
+};
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::{OsStrExt, OsStringExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// So many different refusals are told one by one; a program that tries more names is only counted.
+const MAX_TOLD: usize = 2_000;
+/// One more than the newest call number the list was written against; above it, ENOSYS lets programs fall back.
+const FIRST_UNKNOWN_CALL: i64 = 470;
+
+/// The listener's end of the filter.
+pub struct Observer {
+    listener: OwnedFd,
+    /// The private root's device: what is missing there is hidden, not absent.
+    root_device: u64,
+    /// The workspace's device, whose directories may need help to be renamed.
+    workspace_device: Option<u64>,
+    /// Views from which every read succeeds that the host's permissions allow.
+    readable: Vec<PathBuf>,
+    told: HashMap<(Wanted, i64, Vec<u8>), (Denied, u64)>,
+}
+
+/// What came of one call.
+#[derive(Default)]
+pub struct Served {
+    /// Refusals to tell.
+    pub denied: Vec<Denied>,
+    /// A directory's rename that still waits for its answer.
+    pub rename: Option<rename::Request>,
+}
+
+impl Observer {
+    /// Takes the listener.
+    pub fn new(listener: OwnedFd, plan: &Plan) -> Observer {
+        sys::notification_wake_in_turn(listener.as_fd());
+        let overlay = plan.mounts.iter().any(|mount| matches!(mount, Mount::Overlay { .. }));
+        let readable = plan.mounts.iter().filter_map(|mount| match mount {
+            Mount::Bind { target, access: Access::ReadOnly, .. } => Some(target.to_path()),
+            _ => None,
+        });
+        Observer {
+            listener,
+            root_device: lstat("/").map(|stat| stat.st_dev).unwrap_or_default(),
+            workspace_device: overlay.then(|| lstat(&plan.workspace.to_path()).ok().map(|stat| stat.st_dev)).flatten(),
+            readable: readable.collect(),
+            told: HashMap::new(),
+        }
+    }
+
+    /// The descriptor to poll.
+    pub fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Answers one waiting call.
+    ///
+    /// # Errors
+    /// When the listener is of no more use.
+    pub fn serve_one(&mut self, plan: &Plan) -> io::Result<Served> {
+        let Some(call) = sys::notification_receive(self.listener.as_fd())? else { return Ok(Served::default()) };
+        let number = i64::from(call.data.nr);
+        let caller = Caller { pid: call.pid, id: call.id };
+        if !plan.watch.observed.contains(&number) {
+            let errno = if number >= FIRST_UNKNOWN_CALL { libc::ENOSYS } else { plan.watch.refused_with };
+            let denied = self.refusal(&caller, number, Wanted::Syscall, OsString::new(), errno);
+            sys::notification_reply(self.listener.as_fd(), call.id, Reply::Fail(errno))?;
+            return Ok(Served { denied: denied.into_iter().collect(), rename: None });
+        }
+        if number == libc::SYS_connect {
+            let address = caller.read(call.data.args[1], (call.data.args[2] as usize).min(128));
+            sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
+            let denied = address.and_then(|address| self.judge_address(&caller, &address));
+            return Ok(Served { denied: denied.into_iter().collect(), rename: None });
+        }
+        let looks = looks_of(number, &call.data.args, &caller);
+        let paths: Vec<Option<PathBuf>> = looks.iter().map(|look| caller.path(look)).collect();
+        if let Some(request) = self.directory_rename(&call, &caller, &paths) {
+            return Ok(Served { denied: Vec::new(), rename: Some(request) });
+        }
+        // The answer first: the look goes on while the program does.
+        sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
+        let mut denied = Vec::new();
+        for (look, path) in looks.iter().zip(paths) {
+            let Some(path) = path else { continue };
+            if let Some((object, errno)) = self.judge_path(look, &path) {
+                denied.extend(self.refusal(&caller, number, look.wanted, object.into(), errno));
+            }
+        }
+        Ok(Served { denied, rename: None })
+    }
+
+    /// Every refusal that happened more than once, with the times not told yet.
+    pub fn repeated(&mut self) -> Vec<Denied> {
+        let again = self.told.drain().filter(|(_, (_, more))| *more > 0);
+        again.map(|(_, (denied, more))| Denied { times: more, ..denied }).collect()
+    }
+
+    /// What to tell of a refusal: nothing if the same was told before.
+    fn refusal(
+        &mut self,
+        caller: &Caller,
+        syscall: i64,
+        access: Wanted,
+        object: OsString,
+        errno: i32,
+    ) -> Option<Denied> {
+        let key = (access, if access == Wanted::Syscall { syscall } else { 0 }, object.as_bytes().to_vec());
+        if let Some((_, more)) = self.told.get_mut(&key) {
+            *more += 1;
+            return None;
+        }
+        if self.told.len() >= MAX_TOLD {
+            return None;
+        }
+        let denied =
+            Denied { syscall, access, object: object.into(), errno, pid: caller.pid, comm: caller.comm(), times: 1 };
+        self.told.insert(key, (denied.clone(), 0));
+        Some(denied)
+    }
+
+    /// The object and the error number, if the view is what refuses this.
+    fn judge_path(&self, look: &Look, path: &Path) -> Option<(PathBuf, i32)> {
+        if path.starts_with("/proc") || path.starts_with("/dev") {
+            return None;
+        }
+        if matches!(look.wanted, Wanted::Read | Wanted::Execute)
+            && self.readable.iter().any(|view| path.starts_with(view))
+            && !path.components().any(|part| part == std::path::Component::ParentDir)
+        {
+            return None;
+        }
+        match resolve::look(path, look.last) {
+            Ok(found) if found.read_only && look.changes() && !look.creates_only => {
+                Some((real(path, look.last), libc::EROFS))
+            }
+            Ok(found) if look.wanted == Wanted::Execute && is(&found.stat, libc::S_IFREG) => self.judge_script(path),
+            Ok(_) => None,
+            Err(Errno::ENOENT | Errno::ENOTDIR) => self.judge_missing(look, path),
+            Err(Errno::EACCES) => None,
+            Err(_) => None,
+        }
+    }
+
+    fn judge_missing(&self, look: &Look, path: &Path) -> Option<(PathBuf, i32)> {
+        let Reached::Missing { path: real, above } = resolve::walk(path, look.last) else { return None };
+        if above.st_dev == self.root_device {
+            return Some((real, libc::ENOENT));
+        }
+        // Nothing there to read or delete: the same without a jail. To make something there is another matter.
+        let parent = real.parent()?;
+        let makes = look.changes() && look.wanted != Wanted::Delete;
+        let read_only = makes && resolve::look(parent, Last::Followed).is_ok_and(|found| found.read_only);
+        read_only.then_some((real, libc::EROFS))
+    }
+
+    /// A script that is there and whose interpreter is not.
+    fn judge_script(&self, path: &Path) -> Option<(PathBuf, i32)> {
+        use std::io::Read;
+        let mut start = [0_u8; 256];
+        let length = std::fs::File::open(path).ok()?.read(&mut start).ok()?;
+        let line = start[..length].strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
+        let interpreter = line.split(|byte| byte.is_ascii_whitespace()).find(|word| !word.is_empty())?;
+        let look = Look::read(0, 0, Wanted::Execute);
+        let interpreter = Path::new(std::ffi::OsStr::from_bytes(interpreter));
+        match resolve::look(interpreter, Last::Followed) {
+            Err(Errno::ENOENT) if interpreter.is_absolute() => self.judge_missing(&look, interpreter),
+            _ => None,
+        }
+    }
+
+    fn judge_address(&mut self, caller: &Caller, address: &[u8]) -> Option<Denied> {
+        let family = i32::from(u16::from_ne_bytes([*address.first()?, *address.get(1)?]));
+        let (object, errno): (OsString, i32) = match family {
+            libc::AF_INET => {
+                let port = u16::from_be_bytes([*address.get(2)?, *address.get(3)?]);
+                let ip = std::net::Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?);
+                (outside(ip.is_loopback() || ip.is_unspecified(), ip.into(), port)?, libc::ENETUNREACH)
+            }
+            libc::AF_INET6 => {
+                let port = u16::from_be_bytes([*address.get(2)?, *address.get(3)?]);
+                let ip = std::net::Ipv6Addr::from(<[u8; 16]>::try_from(address.get(8..24)?).ok()?);
+                let near = ip.is_loopback()
+                    || ip.is_unspecified()
+                    || ip.to_ipv4_mapped().is_some_and(|mapped| mapped.is_loopback());
+                (outside(near, ip.into(), port)?, libc::ENETUNREACH)
+            }
+            libc::AF_UNIX => match address.get(2)? {
+                0 => {
+                    let name = address.get(3..)?;
+                    (OsString::from_vec([b"@", name].concat()), libc::ECONNREFUSED)
+                }
+                _ => {
+                    let name = address[2..].split(|byte| *byte == 0).next()?;
+                    let path = caller.absolute(libc::AT_FDCWD, PathBuf::from(OsString::from_vec(name.to_vec())))?;
+                    return self.judge_socket(caller, &path);
+                }
+            },
+            _ => return None,
+        };
+        self.refusal(caller, libc::SYS_connect, Wanted::Connect, object, errno)
+    }
+
+    /// A socket's path: one that is hidden, or one whose other end is not in the jail. Whether the host has a socket
+    /// there, only the supervisor can tell.
+    fn judge_socket(&mut self, caller: &Caller, path: &Path) -> Option<Denied> {
+        let (object, errno) = match resolve::walk(path, Last::Followed) {
+            Reached::Missing { path, above } if above.st_dev == self.root_device => (path, libc::ENOENT),
+            Reached::There { path, stat } if is(&stat, libc::S_IFSOCK) => (path, libc::ECONNREFUSED),
+            _ => return None,
+        };
+        self.refusal(caller, libc::SYS_connect, Wanted::Connect, object.into(), errno)
+    }
+
+    fn directory_rename(
+        &self,
+        call: &libc::seccomp_notif,
+        caller: &Caller,
+        paths: &[Option<PathBuf>],
+    ) -> Option<rename::Request> {
+        let flags = rename::flags_of(i64::from(call.data.nr), &call.data.args)?;
+        let [Some(from), Some(to)] = paths else { return None };
+        let stat = lstat(from).ok()?;
+        let ours = is(&stat, libc::S_IFDIR) && Some(stat.st_dev) == self.workspace_device;
+        // The paths were read from memory that another thread may have changed since; both answers are then as good
+        // as a rename that came a moment earlier. The process must still be the one that asked.
+        (ours && sys::notification_waits(self.listener.as_fd(), caller.id)).then(|| rename::Request {
+            id: call.id,
+            from: from.clone(),
+            to: to.clone(),
+            flags,
+        })
+    }
+}
+
+/// An address outside the jail as text, or a name lookup that has nobody to answer it; none for the jail's own.
+fn outside(near: bool, ip: std::net::IpAddr, port: u16) -> Option<OsString> {
+    match (near, port) {
+        (true, 53) => Some("dns".into()),
+        (true, _) => None,
+        (false, 0) => None,
+        (false, port) => Some(std::net::SocketAddr::new(ip, port).to_string().into()),
+    }
+}
+
+fn real(path: &Path, last: Last) -> PathBuf {
+    match resolve::walk(path, last) {
+        Reached::There { path, .. } | Reached::Missing { path, .. } => path,
+        Reached::Failed => path.to_owned(),
+    }
+}
+
+/// The process that waits.
+struct Caller {
+    pid: u32,
+    id: u64,
+}
+
+impl Caller {
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.pid as i32)
+    }
+
+    fn comm(&self) -> Bytes {
+        let comm = std::fs::read(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
+        let comm = comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec();
+        OsString::from_vec(comm).into()
+    }
+
+    /// So many bytes of the caller's memory.
+    fn read(&self, address: u64, length: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        let remote = [RemoteIoVec { base: address as usize, len: length }];
+        let read = process_vm_readv(self.pid(), &mut [io::IoSliceMut::new(&mut bytes)], &remote).ok()?;
+        bytes.truncate(read);
+        Some(bytes)
+    }
+
+    /// A NUL-terminated string of at most PATH_MAX bytes, read without crossing into a page that may not be there.
+    fn read_string(&self, address: u64) -> Option<Vec<u8>> {
+        const PAGE: u64 = 4096;
+        let mut string = Vec::new();
+        let mut address = address;
+        while string.len() < libc::PATH_MAX as usize {
+            let chunk = self.read(address, (PAGE - address % PAGE) as usize)?;
+            if let Some(end) = chunk.iter().position(|byte| *byte == 0) {
+                string.extend_from_slice(&chunk[..end]);
+                return Some(string);
+            }
+            address += chunk.len() as u64;
+            string.extend(chunk);
+        }
+        None
+    }
+
+    /// The absolute path that a look is about.
+    fn path(&self, look: &Look) -> Option<PathBuf> {
+        let name = self.read_string(look.address)?;
+        if name.is_empty() {
+            return None;
+        }
+        self.absolute(look.directory, PathBuf::from(OsString::from_vec(name)))
+    }
+
+    fn absolute(&self, directory: i32, name: PathBuf) -> Option<PathBuf> {
+        if name.is_absolute() {
+            return Some(name);
+        }
+        let link = match directory {
+            libc::AT_FDCWD => format!("/proc/{}/cwd", self.pid),
+            fd => format!("/proc/{}/fd/{fd}", self.pid),
+        };
+        let base = PathBuf::from(nix::fcntl::readlink(link.as_str()).ok()?);
+        base.is_absolute().then(|| base.join(name))
+    }
+}
+
+/// One path of a call, and what the call wants with it.
+struct Look {
+    directory: i32,
+    address: u64,
+    wanted: Wanted,
+    last: Last,
+    /// Fails if the path is there already, so only a missing one can be refused by the view.
+    creates_only: bool,
+}
+
+impl Look {
+    fn new(directory: i32, address: u64, wanted: Wanted, last: Last) -> Look {
+        Look { directory, address, wanted, last, creates_only: false }
+    }
+
+    fn read(directory: i32, address: u64, wanted: Wanted) -> Look {
+        Look::new(directory, address, wanted, Last::Followed)
+    }
+
+    fn creating(directory: i32, address: u64) -> Look {
+        Look { creates_only: true, ..Look::new(directory, address, Wanted::Write, Last::Kept) }
+    }
+
+    fn changes(&self) -> bool {
+        matches!(self.wanted, Wanted::Write | Wanted::Delete)
+    }
+}
+
+/// What to look at, by call number.
+fn looks_of(number: i64, args: &[u64; 6], caller: &Caller) -> Vec<Look> {
+    let cwd = libc::AT_FDCWD;
+    let fd = |index: usize| args[index] as u32 as i32;
+    let opened = |directory, address, flags: u64| {
+        let writes = flags & (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64 != 0;
+        let wanted = if writes { Wanted::Write } else { Wanted::Read };
+        let kept = flags & (libc::O_NOFOLLOW as u64) != 0;
+        vec![Look::new(directory, address, wanted, if kept { Last::Kept } else { Last::Followed })]
+    };
+    let write = |directory, address, last| vec![Look::new(directory, address, Wanted::Write, last)];
+    let delete = |directory, address| Look::new(directory, address, Wanted::Delete, Last::Kept);
+    let followed = |flags: u64| {
+        if flags & libc::AT_SYMLINK_NOFOLLOW as u64 != 0 {
+            Last::Kept
+        } else {
+            Last::Followed
+        }
+    };
+    match number {
+        libc::SYS_openat => opened(fd(0), args[1], args[2]),
+        libc::SYS_openat2 => {
+            let flags = caller.read(args[2], 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+            opened(fd(0), args[1], flags.map(u64::from_ne_bytes).unwrap_or_default())
+        }
+        libc::SYS_truncate => write(cwd, args[0], Last::Followed),
+        libc::SYS_mkdirat | libc::SYS_mknodat => vec![Look::creating(fd(0), args[1])],
+        libc::SYS_symlinkat => vec![Look::creating(fd(1), args[2])],
+        libc::SYS_linkat => vec![Look::creating(fd(2), args[3])],
+        libc::SYS_unlinkat => vec![delete(fd(0), args[1])],
+        libc::SYS_renameat2 => {
+            vec![delete(fd(0), args[1]), Look::new(fd(2), args[3], Wanted::Write, Last::Kept)]
+        }
+        libc::SYS_fchmodat => write(fd(0), args[1], Last::Followed),
+        // fchmodat2(2), Linux 6.6; the same number on every architecture.
+        452 => write(fd(0), args[1], followed(args[3])),
+        libc::SYS_fchownat => write(fd(0), args[1], followed(args[4])),
+        libc::SYS_utimensat => write(fd(0), args[1], followed(args[3])),
+        libc::SYS_setxattr | libc::SYS_removexattr => write(cwd, args[0], Last::Followed),
+        libc::SYS_lsetxattr | libc::SYS_lremovexattr => write(cwd, args[0], Last::Kept),
+        libc::SYS_execve => vec![Look::read(cwd, args[0], Wanted::Execute)],
+        libc::SYS_execveat => vec![Look::read(fd(0), args[1], Wanted::Execute)],
+        _ => old_looks_of(number, args),
+    }
+}
+
+/// The calls that newer architectures no longer have.
+#[cfg(target_arch = "x86_64")]
+fn old_looks_of(number: i64, args: &[u64; 6]) -> Vec<Look> {
+    let cwd = libc::AT_FDCWD;
+    let write = |last| vec![Look::new(cwd, args[0], Wanted::Write, last)];
+    match number {
+        libc::SYS_open => {
+            let writes = args[1] & (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64 != 0;
+            vec![Look::read(cwd, args[0], if writes { Wanted::Write } else { Wanted::Read })]
+        }
+        libc::SYS_creat => write(Last::Followed),
+        libc::SYS_mkdir | libc::SYS_mknod => vec![Look::creating(cwd, args[0])],
+        libc::SYS_symlink | libc::SYS_link => vec![Look::creating(cwd, args[1])],
+        libc::SYS_rmdir | libc::SYS_unlink => vec![Look::new(cwd, args[0], Wanted::Delete, Last::Kept)],
+        libc::SYS_rename => vec![
+            Look::new(cwd, args[0], Wanted::Delete, Last::Kept),
+            Look::new(cwd, args[1], Wanted::Write, Last::Kept),
+        ],
+        libc::SYS_renameat => {
+            let fd = |index: usize| args[index] as u32 as i32;
+            vec![
+                Look::new(fd(0), args[1], Wanted::Delete, Last::Kept),
+                Look::new(fd(2), args[3], Wanted::Write, Last::Kept),
+            ]
+        }
+        libc::SYS_chmod | libc::SYS_chown => write(Last::Followed),
+        libc::SYS_lchown => write(Last::Kept),
+        _ => Vec::new(),
+    }
+}
+
+/// See the other one.
+#[cfg(not(target_arch = "x86_64"))]
+fn old_looks_of(number: i64, args: &[u64; 6]) -> Vec<Look> {
+    match number {
+        libc::SYS_renameat => {
+            let fd = |index: usize| args[index] as u32 as i32;
+            vec![
+                Look::new(fd(0), args[1], Wanted::Delete, Last::Kept),
+                Look::new(fd(2), args[3], Wanted::Write, Last::Kept),
+            ]
+        }
+        _ => Vec::new(),
+    }
+}

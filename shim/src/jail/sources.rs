@@ -1,0 +1,168 @@
+//! What the view shows of the host, opened before the way to it is given up.
+//!
+//! A privileged caller's sources are copied and mapped while it is still privileged: the run's own user could not
+//! even walk to them. Everybody else's are copied as the owner of the new namespaces. Either way the view is later
+//! made of descriptors only, so that nothing on the host can be swapped for something else meanwhile.
+
+use super::step::{At, Failure};
+use crate::{
+    protocol::{Access, Bytes, Mount, Plan},
+    sys,
+};
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+/// The copied mounts, by the place of their [`Mount`] in the plan.
+pub struct Sources {
+    opened: Vec<Source>,
+    complete: bool,
+}
+
+/// One mount's share of the host.
+pub enum Source {
+    /// It needs none, or it is optional and missing.
+    None,
+    /// The tree it shows.
+    Tree(OwnedFd),
+    /// The tree below an overlay, and the folder that holds its own layer and scratch directory.
+    Layers { lower: OwnedFd, own: OwnedFd },
+}
+
+/// Opens all sources if the caller is privileged, none otherwise.
+pub fn open_as_caller(plan: &Plan) -> Result<Sources, Failure> {
+    match plan.ids.owner {
+        None => Ok(Sources { opened: Vec::new(), complete: false }),
+        Some(owner) => {
+            let namespace = mapping_namespace(owner, (plan.ids.host_uid, plan.ids.host_gid))?;
+            Ok(Sources { opened: open_all(plan, Some(&namespace))?, complete: true })
+        }
+    }
+}
+
+impl Sources {
+    /// Opens what is not open yet: for an ordinary caller, all.
+    pub fn open_the_rest(self, plan: &Plan) -> Result<Sources, Failure> {
+        if self.complete {
+            return Ok(self);
+        }
+        Ok(Sources { opened: open_all(plan, None)?, complete: true })
+    }
+
+    /// The sources in the plan's order.
+    pub fn into_ordered(self) -> impl Iterator<Item = Source> {
+        self.opened.into_iter()
+    }
+}
+
+fn open_all(plan: &Plan, mapping: Option<&OwnedFd>) -> Result<Vec<Source>, Failure> {
+    plan.mounts.iter().map(|mount| open(mount, mapping)).collect()
+}
+
+fn open(mount: &Mount, mapping: Option<&OwnedFd>) -> Result<Source, Failure> {
+    const QUIET: u64 = sys::MOUNT_ATTR_NOSUID | sys::MOUNT_ATTR_NODEV;
+    match mount {
+        Mount::Bind { source, access, optional, .. } => {
+            let attributes = match access {
+                Access::ReadOnly => QUIET | sys::MOUNT_ATTR_RDONLY,
+                Access::ReadWrite => QUIET,
+            };
+            tree(source, attributes, None, *optional)
+        }
+        Mount::View { source, optional, .. } => tree(source, QUIET | sys::MOUNT_ATTR_RDONLY, mapping, *optional),
+        Mount::Overlay { lower, upper, .. } => {
+            let own = upper.to_path().parent().map(Path::to_path_buf).unwrap_or_default();
+            let lower = tree(lower, QUIET | sys::MOUNT_ATTR_RDONLY, mapping, false)?;
+            // The run's own layer belongs to the run's user already, so it needs no map.
+            let own = tree(&Bytes::from(own), QUIET, None, false)?;
+            match (lower, own) {
+                (Source::Tree(lower), Source::Tree(own)) => Ok(Source::Layers { lower, own }),
+                _ => Ok(Source::None),
+            }
+        }
+        Mount::Proc { .. }
+        | Mount::Dev { .. }
+        | Mount::Tmpfs { .. }
+        | Mount::Dir { .. }
+        | Mount::File { .. }
+        | Mount::Symlink { .. }
+        | Mount::Mask { .. } => Ok(Source::None),
+    }
+}
+
+fn tree(source: &Bytes, attributes: u64, mapping: Option<&OwnedFd>, optional: bool) -> Result<Source, Failure> {
+    let path = source.to_path();
+    let c_path = CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from).at("open_tree", path.display())?;
+    let current = nix::fcntl::AT_FDCWD;
+    // With what is mounted below it: an unprivileged copy without would uncover what a mount hides, so the kernel
+    // refuses it (mount_namespaces(7), "Restrictions on mount namespaces").
+    let copied = match sys::open_tree(current, &c_path, sys::AT_RECURSIVE) {
+        Err(error) if optional && error.raw_os_error() == Some(libc::ENOENT) => return Ok(Source::None),
+        other => other.at("open_tree", path.display())?,
+    };
+    sys::mount_setattr(copied.as_fd(), true, attributes, None).at("mount_setattr", path.display())?;
+    let Some(namespace) = mapping else { return Ok(Source::Tree(copied)) };
+    let mapped = match sys::mount_setattr(copied.as_fd(), true, 0, Some(namespace.as_fd())) {
+        // Something mounted below it cannot be mapped: show the tree without what is mounted below.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            let alone = sys::open_tree(current, &c_path, 0).at("open_tree", path.display())?;
+            sys::mount_setattr(alone.as_fd(), false, attributes, None).at("mount_setattr", path.display())?;
+            sys::mount_setattr(alone.as_fd(), false, 0, Some(namespace.as_fd())).map(|()| alone)
+        }
+        other => other.map(|()| copied),
+    };
+    let mapped = mapped.at("mount_setattr(MOUNT_ATTR_IDMAP)", path.display()).map_err(|failure| {
+        failure.remedy(
+            "this file system cannot show its files under another user id; start the run as the folder's owner \
+             instead of root",
+        )
+    })?;
+    Ok(Source::Tree(mapped))
+}
+
+/// A user namespace that says: what belongs to `owner` on disk is shown as belonging to `host`.
+///
+/// It needs a process to be made by; that process ends as soon as the descriptor is open.
+fn mapping_namespace(owner: (u32, u32), host: (u32, u32)) -> Result<OwnedFd, Failure> {
+    let (ready, tell_ready) = nix::unistd::pipe().at("pipe", "id map")?;
+    let (finish, tell_finish) = nix::unistd::pipe().at("pipe", "id map")?;
+    let Some(holder) = sys::fork().at("fork", "id map")? else {
+        drop((ready, tell_finish));
+        let made = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_ok();
+        let _ = nix::unistd::write(&tell_ready, &[u8::from(made)]);
+        let _ = nix::unistd::read(&finish, &mut [0]);
+        super::exit(0)
+    };
+    drop((tell_ready, finish));
+    let namespace = fill_mapping(holder, &ready, owner, host);
+    drop(tell_finish);
+    nix::sys::wait::waitpid(holder, None).at("waitpid", "id map")?;
+    namespace
+}
+
+fn fill_mapping(
+    holder: nix::unistd::Pid,
+    ready: &OwnedFd,
+    owner: (u32, u32),
+    host: (u32, u32),
+) -> Result<OwnedFd, Failure> {
+    let mut made = [0];
+    nix::unistd::read(ready, &mut made).at("read", "id map")?;
+    if made != [1] {
+        return Err(io::Error::from_raw_os_error(libc::EPERM)).at("unshare", "user namespace for the id map");
+    }
+    let write = |file: &str, text: String| {
+        let path = format!("/proc/{holder}/{file}");
+        fs::write(&path, &text).at("write", format_args!("{path}: {text}"))
+    };
+    write("uid_map", format!("{} {} 1", owner.0, host.0))?;
+    write("gid_map", format!("{} {} 1", owner.1, host.1))?;
+    let path = format!("/proc/{holder}/ns/user");
+    fs::File::open(&path).map(OwnedFd::from).at("open", path)
+}
