@@ -24,7 +24,8 @@ fn main() {
         };
         fs::write(out.join(shared), format!("GROUP({})\n", found.display())).expect("OUT_DIR is writable");
     }
-    println!("cargo:rustc-link-search=native={}", out.display());
+    // As an argument of our binary alone: a `rustc-link-search` would reach every program that links our library.
+    println!("cargo:rustc-link-arg-bins=-L{}", out.display());
     println!("cargo:rustc-link-arg-bins=-static-pie");
 }
 
