@@ -10,7 +10,7 @@ fn main() -> std::process::ExitCode {
         jail::inside_main(jail::adopt(protocol::CONTROL_FD));
     }
     if first == "--outer" {
-        jail::outer_main(jail::adopt(protocol::CONTROL_FD));
+        jail::outer_main(jail::adopt_standard_input());
     }
     let name = std::path::Path::new(&called_as).file_name().unwrap_or_default().to_string_lossy().into_owned();
     eprintln!("{name}: this program is started by `tollgate run`; it does nothing by itself");

@@ -1,14 +1,13 @@
 //! What supervisor and shim say to each other.
 //!
-//! The supervisor starts the shim with one inherited descriptor, [`CONTROL_FD`]: a `SOCK_SEQPACKET` Unix socket.
-//! It sends one [`Plan`] as a sealed memory file attached to a [`ToShim::Begin`] message; after that, each side sends
+//! The supervisor starts the shim with a `SOCK_SEQPACKET` Unix socket as its standard input. It sends one [`Plan`] as a sealed memory file attached to a [`ToShim::Begin`] message; after that, each side sends
 //! JSON messages, one a packet. When the supervisor's end closes, for whatever reason, pid 1 of the jail exits and
 //! the kernel ends every process of the jail with it.
 
 use serde::{Deserialize, Serialize};
 use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
 
-/// The descriptor on which the shim finds its control socket.
+/// The descriptor on which a shim that bubblewrap executes finds its control socket.
 pub const CONTROL_FD: i32 = 3;
 
 /// The longest message either side sends, in bytes. A longer one is a bug of ours and is refused.

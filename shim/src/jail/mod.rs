@@ -175,3 +175,23 @@ fn first_word(control: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
 pub fn adopt(fd: i32) -> OwnedFd {
     sys::adopt(fd)
 }
+
+/// Takes the control socket from standard input, where the supervisor's spawn left it, and makes all three standard
+/// descriptors lead nowhere.
+pub fn adopt_standard_input() -> OwnedFd {
+    use nix::fcntl::{fcntl, open, FcntlArg, OFlag};
+    use std::os::fd::{AsRawFd, FromRawFd};
+    let moved = fcntl(io::stdin().as_fd(), FcntlArg::F_DUPFD_CLOEXEC(10)).unwrap_or_else(|_| exit(COULD_NOT_START));
+    let nowhere = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty());
+    let Ok(nowhere) = nowhere else { exit(COULD_NOT_START) };
+    for number in 0..3 {
+        if descriptors::duplicate_onto(nowhere.as_raw_fd(), number).is_err() {
+            exit(COULD_NOT_START)
+        }
+    }
+    #[allow(unsafe_code)]
+    // SAFETY: F_DUPFD has just made this descriptor for us.
+    unsafe {
+        OwnedFd::from_raw_fd(moved)
+    }
+}

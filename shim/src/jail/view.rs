@@ -356,7 +356,7 @@ fn overlay(layers: &[(&CStr, &String)], attributes: u64, shown: &Bytes) -> Resul
     new_file_system(c"overlay", &options, &flags, quiet).map_err(|failure| {
         failure.remedy(format!(
             "{} cannot be shown through an overlay (its file system, or that of the state directory, does not support \
-             it, or something is mounted below it); use `--view mirror`, or set TOLLGATE_STATE to a folder on a local \
+             it, or something is mounted below it); use `--mirror`, or set TOLLGATE_STATE to a folder on a local \
              disk",
             shown.display()
         ))

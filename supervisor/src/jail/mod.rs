@@ -1,1 +1,6 @@
-//! jail
+//! From a policy to a running shim: plan, launch, limits, outcome.
+
+pub mod launch;
+pub mod profile;
+pub mod spec;
+pub mod streams;
