@@ -11,7 +11,15 @@ pub mod stack;
 
 use crate::effect::{Digest, Effect};
 use serde::{Deserialize, Serialize};
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc,
+    },
+    time::Duration,
+};
 
 /// A boxed future, as handlers return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -35,14 +43,23 @@ pub trait World: Send + Sync {
 pub struct Next<'a> {
     rest: &'a [Arc<dyn Handler>],
     world: &'a dyn World,
+    /// Microseconds that handlers spent waiting, where receipts are kept.
+    waited: Option<&'a AtomicU64>,
 }
 
 impl<'a> Next<'a> {
     /// Forwards the effect to the next handler, or to the world.
     pub fn run(self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         match self.rest.split_first() {
-            Some((handler, rest)) => handler.handle(effect, Next { rest, world: self.world }),
+            Some((handler, rest)) => handler.handle(effect, Next { rest, ..self }),
             None => self.world.execute(effect),
+        }
+    }
+
+    /// Notes that the handler waited, for a person or for its turn, which the receipt shows apart from deciding.
+    pub fn note_waiting(&self, waited: Duration) {
+        if let Some(sum) = self.waited {
+            sum.fetch_add(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
     }
 }
@@ -60,7 +77,7 @@ impl Chain {
 
     /// Passes one effect through every handler and, if all forward, to the world.
     pub async fn perform(&self, effect: &Effect, world: &dyn World) -> Answer {
-        Next { rest: &self.handlers, world }.run(effect).await
+        Next { rest: &self.handlers, world, waited: None }.run(effect).await
     }
 
     /// The handlers' names, outermost first, in one line.

@@ -1,3 +1,229 @@
 //! The ledger: the durable, hash-chained store of receipts.
+//!
+//! State lies in one directory: `ledger.db` (SQLite with a write-ahead log; several processes share it), `blobs/`
+//! (contents by SHA-256) and `runs/ID/` (each run's own files, made by others). The directory has mode 0700, files
+//! 0600.
+//!
+//! Receipts of one run form a chain, each holding the hash of the one before; when a run ends, its chain's head goes
+//! into the chain of the host. Both are specified in [`hash`]. The ledger decides nothing and changes no receipt: its
+//! API can append and read.
 
+mod blobs;
+pub mod draft;
+mod error;
+pub mod hash;
+mod intent;
+pub mod query;
 pub mod record;
+mod row;
+mod runs;
+mod state;
+mod store;
+pub mod time;
+pub mod verify;
+mod writer;
+
+pub use draft::{Draft, Timing};
+pub use error::{Error, Result};
+pub use intent::{Intent, OpenIntent};
+pub use query::{ReceiptQuery, Receipts};
+pub use runs::{Head, RunQuery, Which};
+pub use state::state_dir;
+pub use time::{Clock, SystemClock, Timestamp};
+pub use verify::{Broken, Verification};
+pub use writer::Durability;
+
+use crate::effect::RunId;
+use record::Receipt;
+use rusqlite::Connection;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+use writer::{Batch, Writer};
+
+/// A handle on the store, cheap to clone. The last one dropped waits until what was asked of it is committed.
+#[derive(Clone)]
+pub struct Ledger {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    state: PathBuf,
+    database: PathBuf,
+    clock: Arc<dyn Clock>,
+    /// None when opened for reading only.
+    writer: Option<Writer>,
+    /// Connections that read, at rest.
+    readers: Mutex<Vec<Connection>>,
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Ledger").field(&self.shared.state).finish()
+    }
+}
+
+impl Ledger {
+    /// Opens the ledger of this state directory, and makes it where there is none.
+    ///
+    /// Returns before the database is open: a thread opens it meanwhile, and what it finds comes with the first use.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be made, is another user's, or is open to others and holds files that are not ours.
+    pub fn open(state: &Path) -> Result<Ledger> {
+        Ledger::open_with(state, Arc::new(SystemClock))
+    }
+
+    /// As [`Ledger::open`], with this clock.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::open`].
+    pub fn open_with(state: &Path, clock: Arc<dyn Clock>) -> Result<Ledger> {
+        let database = store::prepare(state)?;
+        let writer = Some(Writer::start(database.clone())?);
+        Ok(Ledger::new(state, database, clock, writer))
+    }
+
+    /// Opens the ledger of this state directory for reading. Changes nothing, and makes nothing.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or a newer or older program wrote it.
+    pub fn open_read_only(state: &Path) -> Result<Ledger> {
+        let database = state.join("ledger.db");
+        let reader = store::open_reader(&database)?;
+        let ledger = Ledger::new(state, database, Arc::new(SystemClock), None);
+        ledger.readers().push(reader);
+        Ok(ledger)
+    }
+
+    fn new(state: &Path, database: PathBuf, clock: Arc<dyn Clock>, writer: Option<Writer>) -> Ledger {
+        let shared = Shared { state: state.to_owned(), database, clock, writer, readers: Mutex::default() };
+        Ledger { shared: Arc::new(shared) }
+    }
+
+    /// The state directory.
+    pub fn state(&self) -> &Path {
+        &self.shared.state
+    }
+
+    /// Where a run's own files lie. Nothing is made here.
+    pub fn run_dir(&self, run: &RunId) -> PathBuf {
+        self.shared.state.join("runs").join(&run.0)
+    }
+
+    /// The clock that it was opened with.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.shared.clock
+    }
+
+    /// Waits until the ledger is open, and says whether receipts can be written at all.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening the database, and [`Error::NotWritable`] when it was opened for reading only.
+    pub fn writable(&self) -> Result<()> {
+        self.writer()?.opened()
+    }
+
+    /// Appends one receipt, and returns once it outlives this process.
+    ///
+    /// # Errors
+    ///
+    /// When it could not be written; then it is not in the chain, and the caller should refuse the effect.
+    pub fn append(&self, draft: Draft) -> Result<Receipt> {
+        self.append_one(draft, Durability::Process)
+    }
+
+    /// As [`Ledger::append`], once it outlives a loss of power.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::append`].
+    pub fn append_durable(&self, draft: Draft) -> Result<Receipt> {
+        self.append_one(draft, Durability::Power)
+    }
+
+    /// As [`Ledger::append`] for several, in order and all or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::append`].
+    pub fn append_many(&self, drafts: Vec<Draft>) -> Result<Vec<Receipt>> {
+        self.call(Durability::Process, move |batch| batch.append(&drafts))
+    }
+
+    /// As [`Ledger::append`], without holding the calling thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::append`].
+    pub async fn append_async(&self, draft: Draft) -> Result<Receipt> {
+        let drafts = [draft];
+        let receipts =
+            self.writer()?.call_async(Durability::Process, Box::new(move |batch| batch.append(&drafts))).await?;
+        only(receipts)
+    }
+
+    /// Appends a receipt without waiting. For when the one who would wait is gone; a failure is logged.
+    pub(crate) fn append_unattended(&self, draft: Draft) {
+        let writer = match self.writer() {
+            Ok(writer) => writer,
+            Err(error) => return tracing::error!(%error, "a receipt is lost"),
+        };
+        let drafts = [draft];
+        writer.submit(Durability::Process, Box::new(move |batch| batch.append(&drafts)), |result| {
+            if let Err(error) = result {
+                tracing::error!(%error, "a receipt is lost");
+            }
+        });
+    }
+
+    fn append_one(&self, draft: Draft, durability: Durability) -> Result<Receipt> {
+        let drafts = [draft];
+        only(self.call(durability, move |batch| batch.append(&drafts))?)
+    }
+
+    fn writer(&self) -> Result<&Writer> {
+        self.shared
+            .writer
+            .as_ref()
+            .ok_or_else(|| Error::NotWritable { path: self.shared.database.clone(), source: None })
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        durability: Durability,
+        work: impl FnMut(&mut Batch<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer()?.call(durability, Box::new(work))
+    }
+
+    fn readers(&self) -> std::sync::MutexGuard<'_, Vec<Connection>> {
+        self.shared.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads with a connection of its own.
+    fn read<T>(&self, doing: &'static str, read: impl FnOnce(&Connection) -> rusqlite::Result<Result<T>>) -> Result<T> {
+        if let Some(writer) = &self.shared.writer {
+            writer.opened()?;
+        }
+        let resting = self.readers().pop();
+        let connection = match resting {
+            Some(connection) => connection,
+            None => store::open_reader(&self.shared.database)?,
+        };
+        let result = read(&connection).unwrap_or_else(|error| Err(store::storage(doing, &self.shared.database, error)));
+        self.readers().push(connection);
+        result
+    }
+}
+
+/// The one receipt of one draft.
+fn only(receipts: Vec<Receipt>) -> Result<Receipt> {
+    receipts.into_iter().next().ok_or_else(|| Error::WriterGone("a draft gave no receipt".to_owned()))
+}

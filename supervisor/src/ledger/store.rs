@@ -1,0 +1,177 @@
+//! The database file: how it is made, opened and brought up to date.
+
+use super::{Error, Result};
+use rusqlite::{config::DbConfig, Connection, ErrorCode, OpenFlags, TransactionBehavior};
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Each brings the database from the form of its index to the next, in one transaction. A stored one never changes.
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
+
+/// How long a connection waits for another process's transaction. Batches take milliseconds; a checkpoint's fsync on
+/// a busy disk can take seconds.
+const BUSY: Duration = Duration::from_secs(10);
+
+/// When a commit finds this many pages of 4 KiB in the write-ahead log, 8 MiB, it is copied into the database. Larger
+/// means fewer fsyncs and a slower first open after the last process ended, which reads the log once.
+const CHECKPOINT_PAGES: i64 = 2048;
+
+/// The newest form of the database.
+pub(super) fn newest_form() -> u32 {
+    MIGRATIONS.len() as u32
+}
+
+/// Makes the state directory and an empty database file, private to this user, where there is none.
+pub(super) fn prepare(state: &Path) -> Result<PathBuf> {
+    let database = state.join("ledger.db");
+    match fs::metadata(state) {
+        Ok(found) => claim(state, &database, &found)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(state)
+            .map_err(|source| io("make the state directory", state, source))?,
+        Err(source) => return Err(io("look at the state directory", state, source)),
+    }
+    // SQLite would make the file by the umask; its log and index take over the database's own mode.
+    match fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&database) {
+        Ok(_) => Ok(database),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(database),
+        Err(source) => Err(io("make", &database, source)),
+    }
+}
+
+/// Checks that an existing directory may hold the ledger, and closes it to others.
+fn claim(state: &Path, database: &Path, found: &fs::Metadata) -> Result<()> {
+    let me = nix::unistd::geteuid().as_raw();
+    if found.uid() != me {
+        return Err(Error::StateOfAnother { path: state.to_owned(), owner: found.uid() });
+    }
+    let mode = found.mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(());
+    }
+    let entries = || fs::read_dir(state).map_err(|source| io("list", state, source));
+    // Somebody's home or /tmp, named by mistake, must not lose its mode to us.
+    if !database.exists() && entries()?.next().is_some() {
+        return Err(Error::StateIsOpen { path: state.to_owned(), mode });
+    }
+    fs::set_permissions(state, fs::Permissions::from_mode(0o700)).map_err(|source| io("close to others", state, source))
+}
+
+/// The connection that writes, with the database in its newest form.
+pub(super) fn open_writer(database: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = open(database, flags)?;
+    let configure = |connection: &Connection| -> rusqlite::Result<()> {
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        connection.pragma_update(None, "foreign_keys", true)
+    };
+    configure(&connection).map_err(|error| storage("configure the connection", database, error))?;
+    if form(&connection, database)? < newest_form() {
+        migrate(&mut connection, database)?;
+    }
+    Ok(connection)
+}
+
+/// A connection that only reads.
+pub(super) fn open_reader(database: &Path) -> Result<Connection> {
+    if !database.exists() {
+        return Err(Error::Absent { path: database.to_owned() });
+    }
+    let connection = open(database, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    match form(&connection, database)? {
+        0 => Err(Error::Absent { path: database.to_owned() }),
+        found if found < newest_form() => Err(Error::Older { path: database.to_owned(), found, known: newest_form() }),
+        _ => Ok(connection),
+    }
+}
+
+fn open(database: &Path, flags: OpenFlags) -> Result<Connection> {
+    let configured = || -> rusqlite::Result<Connection> {
+        let connection = Connection::open_with_flags(database, flags)?;
+        connection.busy_timeout(BUSY)?;
+        // The last one out would otherwise copy the log and wait for the disk, at the end of every run.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        // A stored schema is data from a file: it may not call functions with side effects.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+        connection.set_prepared_statement_cache_capacity(32);
+        Ok(connection)
+    };
+    configured().map_err(|error| storage("open the database", database, error))
+}
+
+/// The form that the database has; refuses one that is newer than this program.
+fn form(connection: &Connection, database: &Path) -> Result<u32> {
+    let found: u32 = connection
+        .query_row("PRAGMA user_version", [], |row| row.get(0))
+        .map_err(|error| storage("read the form", database, error))?;
+    if found > newest_form() {
+        return Err(Error::Newer { path: database.to_owned(), found, known: newest_form() });
+    }
+    Ok(found)
+}
+
+fn migrate(connection: &mut Connection, database: &Path) -> Result<()> {
+    let failed = |error| storage("bring the database up to date", database, error);
+    if form(connection, database)? == 0 {
+        set_wal(connection).map_err(failed)?;
+    }
+    loop {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        // Read again under the lock: another process may have done it meanwhile.
+        let at = form(&transaction, database)?;
+        let Some(sql) = MIGRATIONS.get(at as usize) else { return Ok(()) };
+        transaction.execute_batch(sql).map_err(failed)?;
+        transaction.pragma_update(None, "user_version", at + 1).map_err(failed)?;
+        transaction.commit().map_err(failed)?;
+    }
+}
+
+/// Turns the write-ahead log on. SQLite does not wait on a lock here, so two first runs at once need these attempts.
+fn set_wal(connection: &Connection) -> rusqlite::Result<()> {
+    let mut attempts = 0;
+    loop {
+        match connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get::<_, String>(0)) {
+            Ok(_) => return Ok(()),
+            Err(error) if attempts < 200 && is_busy(&error) => {
+                attempts += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// SQLite's error with its operation, sorted by what a person can do about it.
+pub(super) fn storage(doing: &'static str, database: &Path, error: rusqlite::Error) -> Error {
+    let path = database.to_owned();
+    let code = error.sqlite_error_code();
+    let source = Arc::new(error);
+    match code {
+        Some(ErrorCode::DiskFull) => Error::DiskFull { path, source },
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+            Error::NotWritable { path, source: Some(source) }
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            Error::Busy { path, waited_s: BUSY.as_secs(), source }
+        }
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => Error::Damaged { path, source },
+        _ => Error::Storage { doing, path, source },
+    }
+}
+
+pub(super) fn io(doing: &'static str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { doing, path: path.to_owned(), source: Arc::new(source) }
+}

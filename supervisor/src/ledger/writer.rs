@@ -1,0 +1,339 @@
+//! The one thread that writes.
+//!
+//! It owns the only connection that writes, takes whatever work is queued, does it in one transaction and answers
+//! everybody once that transaction is committed. Work that must not be lost with the machine makes its batch wait for
+//! the disk; the rest is in the write-ahead log, which outlives the process.
+
+use super::{
+    draft::Draft,
+    record::Receipt,
+    row,
+    store::{self, storage},
+    Error, Result,
+};
+use crate::{
+    chain::Decision,
+    effect::{Digest, Idempotency, RunId},
+};
+use rusqlite::{params, Connection, OptionalExtension as _, TransactionBehavior};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{
+        mpsc::{self, Receiver, Sender},
+        Mutex, OnceLock,
+    },
+    thread::JoinHandle,
+};
+
+/// How much work one transaction takes at most, so that the first in it does not wait for ever.
+const BATCH: usize = 4096;
+
+/// What a piece of work survives once it is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// The end of every process: it is in the kernel's hands.
+    Process,
+    /// The loss of power: it is on the disk.
+    Power,
+}
+
+/// A piece of work. It may be done again when its batch failed, so it keeps what it needs.
+///
+/// An error other than the database's own must come before its first change: the rest of the batch goes on.
+pub(super) type Work<T> = Box<dyn FnMut(&mut Batch<'_>) -> Result<T> + Send>;
+
+trait Job: Send {
+    fn durability(&self) -> Durability;
+    /// Does the work; an error is the database's, and fails the batch.
+    fn apply(&mut self, batch: &mut Batch<'_>) -> Result<()>;
+    fn acknowledge(self: Box<Self>, committed: Result<()>);
+}
+
+struct Task<T, R: FnOnce(Result<T>)> {
+    durability: Durability,
+    work: Work<T>,
+    result: Option<Result<T>>,
+    reply: R,
+}
+
+impl<T: Send, R: FnOnce(Result<T>) + Send> Job for Task<T, R> {
+    fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    fn apply(&mut self, batch: &mut Batch<'_>) -> Result<()> {
+        match (self.work)(batch) {
+            Err(error) if is_storage(&error) => Err(error),
+            result => {
+                self.result = Some(result);
+                Ok(())
+            }
+        }
+    }
+
+    fn acknowledge(self: Box<Self>, committed: Result<()>) {
+        let Task { result, reply, .. } = *self;
+        let undone = || Err(Error::WriterGone("work was left undone".to_owned()));
+        reply(committed.and_then(|()| result.unwrap_or_else(undone)));
+    }
+}
+
+/// Whether an error is the database's own, which no other work of the batch can escape.
+fn is_storage(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::DiskFull { .. }
+            | Error::NotWritable { .. }
+            | Error::Busy { .. }
+            | Error::Damaged { .. }
+            | Error::Storage { .. }
+    )
+}
+
+/// The handle on the thread.
+pub(super) struct Writer {
+    queue: Mutex<Option<Sender<Box<dyn Job>>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    opened: std::sync::Arc<OnceLock<Result<()>>>,
+}
+
+impl Writer {
+    /// Starts the thread, which opens the database by itself.
+    pub(super) fn start(database: PathBuf) -> Result<Writer> {
+        let (queue, jobs) = mpsc::channel();
+        let opened = std::sync::Arc::new(OnceLock::new());
+        let tell = opened.clone();
+        let thread = std::thread::Builder::new()
+            .name("ledger".to_owned())
+            .spawn(move || run(&database, &jobs, &tell))
+            .map_err(|error| Error::WriterGone(format!("it could not start: {error}")))?;
+        Ok(Writer { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)), opened })
+    }
+
+    /// Waits until the database is open and in its newest form.
+    pub(super) fn opened(&self) -> Result<()> {
+        self.opened.wait().clone()
+    }
+
+    /// Queues work; `reply` is called on the writer's thread once it is committed, or has failed.
+    pub(super) fn submit<T: Send + 'static>(
+        &self,
+        durability: Durability,
+        work: Work<T>,
+        reply: impl FnOnce(Result<T>) + Send + 'static,
+    ) {
+        let task = Box::new(Task { durability, work, result: None, reply });
+        let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let refused: Box<dyn Job> = match queue.as_ref() {
+            Some(queue) => match queue.send(task) {
+                Ok(()) => return,
+                Err(mpsc::SendError(job)) => job,
+            },
+            None => task,
+        };
+        drop(queue);
+        refused.acknowledge(Err(Error::WriterGone("the ledger is closed".to_owned())));
+    }
+
+    /// Queues work and waits for it.
+    pub(super) fn call<T: Send + 'static>(&self, durability: Durability, work: Work<T>) -> Result<T> {
+        let (reply, answer) = mpsc::sync_channel(1);
+        self.submit(durability, work, move |result| {
+            // Nobody listening is no failure: the work is done.
+            let _ = reply.send(result);
+        });
+        answer.recv().unwrap_or_else(|_| Err(Error::WriterGone("it dropped the work".to_owned())))
+    }
+
+    /// Queues work and waits for it without holding the thread.
+    pub(super) async fn call_async<T: Send + 'static>(&self, durability: Durability, work: Work<T>) -> Result<T> {
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        self.submit(durability, work, move |result| {
+            let _ = reply.send(result);
+        });
+        answer.await.unwrap_or_else(|_| Err(Error::WriterGone("it dropped the work".to_owned())))
+    }
+}
+
+impl Drop for Writer {
+    /// Finishes what is queued.
+    fn drop(&mut self) {
+        drop(self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        // The last handle can go on the writer's own thread, inside a reply.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            if thread.join().is_err() {
+                tracing::error!("the ledger's writer panicked; please report this");
+            }
+        }
+    }
+}
+
+fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<()>>) {
+    let mut connection = match store::open_writer(database) {
+        Ok(connection) => {
+            let _ = opened.set(Ok(()));
+            connection
+        }
+        Err(error) => {
+            let _ = opened.set(Err(error.clone()));
+            while let Ok(job) = jobs.recv() {
+                job.acknowledge(Err(error.clone()));
+            }
+            return;
+        }
+    };
+    let mut synced = Durability::Process;
+    while let Ok(first) = jobs.recv() {
+        let mut batch = vec![first];
+        batch.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
+        let committed = transact(&mut connection, database, &mut batch, &mut synced);
+        for job in batch {
+            job.acknowledge(committed.clone());
+        }
+    }
+}
+
+fn transact(
+    connection: &mut Connection,
+    database: &Path,
+    jobs: &mut [Box<dyn Job>],
+    synced: &mut Durability,
+) -> Result<()> {
+    let failed = |error| storage("commit receipts", database, error);
+    let wanted = jobs.iter().map(|job| job.durability()).max().unwrap_or(Durability::Process);
+    if *synced != wanted {
+        // In WAL mode FULL adds one fsync of the log a commit, which covers every commit before it as well, other
+        // processes' too: the log is one file.
+        let mode = match wanted {
+            Durability::Process => "NORMAL",
+            Durability::Power => "FULL",
+        };
+        connection.pragma_update(None, "synchronous", mode).map_err(failed)?;
+        *synced = wanted;
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let mut batch = Batch { connection: &transaction, database, chains: HashMap::new() };
+    for job in jobs {
+        job.apply(&mut batch)?;
+    }
+    batch.finish()?;
+    transaction.commit().map_err(failed)
+}
+
+/// One transaction.
+pub(super) struct Batch<'a> {
+    connection: &'a Connection,
+    database: &'a Path,
+    chains: HashMap<String, Chain>,
+}
+
+/// Where a run's chain stands, within a transaction.
+pub(super) struct Chain {
+    /// The run's number.
+    pub(super) run: i64,
+    /// Its receipts.
+    pub(super) count: u64,
+    /// The last one's hash.
+    pub(super) head: Digest,
+    refused: u64,
+    once: u64,
+    last_us: i64,
+    changed: bool,
+}
+
+impl Batch<'_> {
+    /// The connection, inside the transaction.
+    pub(super) fn connection(&self) -> &Connection {
+        self.connection
+    }
+
+    /// SQLite's error with its operation.
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(rusqlite::Error) -> Error + '_ {
+        let database = self.database;
+        move |error| storage(doing, database, error)
+    }
+
+    /// Where a run's chain stands.
+    pub(super) fn chain(&mut self, run: &RunId) -> Result<&mut Chain> {
+        if !self.chains.contains_key(&run.0) {
+            let found = self
+                .connection
+                .prepare_cached(
+                    "SELECT chains.run, count, refused, once, last_us, head FROM chains \
+                     JOIN runs ON runs.n = chains.run WHERE runs.id = ?1",
+                )
+                .and_then(|mut statement| {
+                    statement
+                        .query_row([&run.0], |row| {
+                            Ok(Chain {
+                                run: row.get(0)?,
+                                count: row.get::<_, i64>(1)? as u64,
+                                refused: row.get::<_, i64>(2)? as u64,
+                                once: row.get::<_, i64>(3)? as u64,
+                                last_us: row.get(4)?,
+                                head: Digest(row.get(5)?),
+                                changed: false,
+                            })
+                        })
+                        .optional()
+                })
+                .map_err(self.failed("find a run's chain"))?;
+            let chain = found.ok_or_else(|| Error::NotFound(run.0.clone()))?;
+            self.chains.insert(run.0.clone(), chain);
+        }
+        self.chains.get_mut(&run.0).ok_or_else(|| Error::NotFound(run.0.clone()))
+    }
+
+    /// Appends receipts in this order. Nothing is written unless every run exists and has room.
+    pub(super) fn append(&mut self, drafts: &[Draft]) -> Result<Vec<Receipt>> {
+        for draft in drafts {
+            // The bound for all of them together is checked against each run: a little early, never late.
+            if self.chain(&draft.run)?.count + drafts.len() as u64 > row::CHAIN_MAX {
+                return Err(Error::ChainFull(draft.run.0.clone()));
+            }
+        }
+        let connection = self.connection;
+        let database = self.database;
+        let failed = move |error| storage("append a receipt", database, error);
+        let mut statement = connection.prepare_cached(row::INSERT).map_err(failed)?;
+        let mut receipts = Vec::with_capacity(drafts.len());
+        for draft in drafts {
+            let chain = self.chain(&draft.run)?;
+            let receipt = draft.at(chain.count + 1, chain.head);
+            row::insert(&mut statement, chain.run, &receipt, draft.started).map_err(failed)?;
+            chain.count += 1;
+            chain.refused += u64::from(receipt.decision == Decision::Refused);
+            chain.once += u64::from(receipt.idempotency == Idempotency::Once);
+            chain.last_us = chain.last_us.max(draft.started.0);
+            chain.head = receipt.hash;
+            chain.changed = true;
+            receipts.push(receipt);
+        }
+        Ok(receipts)
+    }
+
+    /// Writes back where the chains stand.
+    fn finish(self) -> Result<()> {
+        let failed = |error| storage("note a chain's head", self.database, error);
+        for chain in self.chains.values().filter(|chain| chain.changed) {
+            self.connection
+                .prepare_cached(
+                    "UPDATE chains SET count = ?2, refused = ?3, once = ?4, last_us = ?5, head = ?6 WHERE run = ?1",
+                )
+                .and_then(|mut statement| {
+                    statement.execute(params![
+                        chain.run,
+                        chain.count as i64,
+                        chain.refused as i64,
+                        chain.once as i64,
+                        chain.last_us,
+                        chain.head.0
+                    ])
+                })
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+}
