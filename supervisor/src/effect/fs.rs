@@ -65,16 +65,43 @@ pub const MOVE: Declaration = Declaration {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verb")]
 pub enum Request {
-    /// `fs/read`: from this offset, at most this many bytes.
-    Read { path: String, offset: u64, limit: u64 },
+    /// `fs/read`.
+    Read {
+        /// The file.
+        path: String,
+        /// The first byte wanted.
+        offset: u64,
+        /// At most this many bytes.
+        limit: u64,
+    },
     /// `fs/list`.
-    List { path: String },
+    List {
+        /// The directory.
+        path: String,
+    },
     /// `fs/write`.
-    Write { path: String, node: Node, expect: Option<Expect> },
+    Write {
+        /// The object.
+        path: String,
+        /// What it is to become.
+        node: Node,
+        /// What it must be before, if that matters.
+        expect: Option<Expect>,
+    },
     /// `fs/delete`.
-    Delete { path: String, expect: Option<Expect> },
+    Delete {
+        /// The object.
+        path: String,
+        /// What it must be before, if that matters.
+        expect: Option<Expect>,
+    },
     /// `fs/move`.
-    Move { path: String, to: String },
+    Move {
+        /// The object.
+        path: String,
+        /// Where it goes.
+        to: String,
+    },
 }
 
 /// What a path is to become.
@@ -90,12 +117,21 @@ pub enum Node {
         /// Permission bits, at most 0o777 for a new file.
         mode: u32,
     },
-    /// A directory with these permission bits.
-    Directory { mode: u32 },
-    /// A symbolic link with this target, which is never followed.
-    Link { target: String },
+    /// A directory.
+    Directory {
+        /// Permission bits.
+        mode: u32,
+    },
+    /// A symbolic link, which is never followed.
+    Link {
+        /// Its text, with bytes written as in a path.
+        target: String,
+    },
     /// Only the permission bits, times or extended attributes of what is there change.
-    Attributes { mode: u32 },
+    Attributes {
+        /// Permission bits.
+        mode: u32,
+    },
 }
 
 /// What a path must be for the effect to go ahead: compare-and-write.
@@ -105,9 +141,15 @@ pub enum Expect {
     /// Nothing is there.
     Absent,
     /// A regular file with this content.
-    File { digest: Digest },
-    /// Not changed since this time, in nanoseconds since the epoch, by the inode's change time.
-    Unchanged { since_ns: i64 },
+    File {
+        /// SHA-256 of the content.
+        digest: Digest,
+    },
+    /// Not changed since then.
+    Unchanged {
+        /// The inode's change time, in nanoseconds since the epoch.
+        since_ns: i64,
+    },
 }
 
 impl Request {

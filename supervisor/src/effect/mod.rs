@@ -6,7 +6,11 @@
 
 pub mod fs;
 pub mod jail;
+pub mod path;
+mod reference;
 pub mod run;
+
+pub use reference::{reference_markdown, schema};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -196,15 +200,31 @@ pub enum Door {
 pub enum Resource {
     /// A path of the workspace, relative to its root, without `.` or `..`; `""` is the root itself.
     /// Bytes that are not UTF-8 are written `\xNN`, and a backslash `\\`.
-    Workspace { path: String },
+    /// [`path::workspace_path`] writes it so.
+    Workspace {
+        /// The path.
+        path: String,
+    },
     /// An absolute path of the host, outside the workspace. Only ever refused.
-    Host { path: String },
+    Host {
+        /// The path, its bytes written as those of a workspace path.
+        path: String,
+    },
     /// A run.
-    Run { id: String },
+    Run {
+        /// Its id.
+        id: String,
+    },
     /// A host and port as the program gave it, or a socket's path.
-    Address { to: String },
-    /// A system call's name.
-    Syscall { name: String },
+    Address {
+        /// The address.
+        to: String,
+    },
+    /// A system call.
+    Syscall {
+        /// Its name.
+        name: String,
+    },
 }
 
 impl fmt::Display for Resource {
@@ -332,3 +352,6 @@ impl<'de> Deserialize<'de> for Digest {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -40,10 +40,31 @@ pub const EVAL: Declaration = Declaration {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "verb")]
 pub enum Request {
-    /// `run/start`: argument vector, policy name and digest, working directory; environment names, never values.
-    Start { command: Vec<String>, policy: String, policy_digest: String, directory: String, environment: Vec<String> },
+    /// `run/start`.
+    Start {
+        /// The argument vector.
+        command: Vec<String>,
+        /// The policy's name or path.
+        policy: String,
+        /// SHA-256 of the composed policy.
+        policy_digest: String,
+        /// The working directory.
+        directory: String,
+        /// Names of the environment variables that pass into the jail, never values.
+        environment: Vec<String>,
+    },
     /// `run/cancel`.
-    Cancel { run: String },
-    /// `eval/run`: what was evaluated, processor and wall time in microseconds.
-    Eval { label: String, cpu_us: u64, wall_us: u64 },
+    Cancel {
+        /// The run's id.
+        run: String,
+    },
+    /// `eval/run`.
+    Eval {
+        /// What was evaluated.
+        label: String,
+        /// Processor time in microseconds.
+        cpu_us: u64,
+        /// Wall time in microseconds.
+        wall_us: u64,
+    },
 }
