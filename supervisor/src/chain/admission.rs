@@ -1,9 +1,23 @@
 //! Admission: is this effect within what the run's policies allow?
+//!
+//! A pure decision over values. An [`Admission`] is a set of layers, each a policy's rules, and every layer must
+//! admit an effect; so composing two of them can only narrow. Within a layer a deny wins over an ask and an ask over
+//! an allow, in whatever order they are written, and what no rule matches is refused. What the jail itself refused
+//! and paths of the host outside the workspace are never admitted, whatever a rule says.
 
 use super::{Answer, BoxFuture, Handler, Next};
-use crate::effect::{Effect, Kind};
+use crate::effect::{fs, run, Effect, Kind, Request, Resource};
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use std::{
+    cmp::Ordering,
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 /// What every policy of a run admits together.
+///
+/// Layers are kept sorted and without duplicates, so that [`Admission::narrow`] commutes and is idempotent as a value
+/// and not only in what it decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
     layers: Vec<Layer>,
@@ -12,8 +26,20 @@ pub struct Admission {
 /// One policy's rules.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Layer {
-    policy: String,
+    /// The policy's name or path, as hints call it.
+    pub policy: String,
+    /// Whether the file that the policy was read from is one that the user can edit.
+    pub home: Home,
     rules: Vec<Rule>,
+}
+
+/// Where a policy lives, which decides what a hint tells the reader to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Home {
+    /// Inside the program: a user extends it, and cannot edit it.
+    Builtin,
+    /// A file.
+    File,
 }
 
 /// One rule of a policy.
@@ -34,11 +60,17 @@ pub struct Rule {
 pub enum Verdict {
     /// The effect goes on.
     Allow,
+    /// A person decides.
+    Ask,
+    /// The effect is refused.
+    Deny,
 }
 
 /// Which kinds a rule matches.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kinds {
+    /// Every kind; a file writes it out as `any`.
+    Any,
     /// These.
     Only(Vec<Kind>),
 }
@@ -46,37 +78,56 @@ pub enum Kinds {
 /// Which paths a rule matches.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Paths {
-    /// Every path.
+    /// Every workspace path, and also effects that have no path.
     Any,
+    /// Workspace paths that one of these patterns matches. Effects without a path never match.
+    Only(Patterns),
 }
 
 /// Where a rule is written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
-    /// The file.
+    /// The file, as the user would name it; a built-in policy's is `policies/NAME.toml (built in)`.
     pub file: String,
-    /// Its line.
+    /// Its line there, from 1; 0 for what is not written in any file.
     pub line: usize,
-    /// The rule in one line.
+    /// The rule in one line, as it would be written.
     pub text: String,
 }
 
-/// Where a policy lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Home {
-    /// Inside the program.
-    Builtin,
-}
-
-impl Layer {
-    /// A layer of these rules.
-    pub fn new(policy: impl Into<String>, _home: Home, rules: Vec<Rule>) -> Layer {
-        Layer { policy: policy.into(), rules }
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{} ({})", self.text, self.file),
+            line => write!(f, "{} ({}:{line})", self.text, self.file),
+        }
     }
 }
 
+/// What an admission says about one effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ruling {
+    /// Every layer allows it; the origin is the rule of the first.
+    Allow {
+        /// The rule.
+        origin: Origin,
+    },
+    /// No layer refuses it, and one wants a person to decide.
+    Ask {
+        /// The rule.
+        origin: Origin,
+    },
+    /// A rule refuses it.
+    Deny {
+        /// The rule.
+        origin: Origin,
+    },
+    /// Some layer has no rule that matches it, which refuses it as well.
+    Unmatched,
+}
+
 impl Admission {
-    /// Admits every effect.
+    /// Admits every effect that a rule could admit: the identity of [`Admission::narrow`].
     pub fn everything() -> Admission {
         Admission { layers: Vec::new() }
     }
@@ -91,7 +142,7 @@ impl Admission {
         Admission { layers: vec![layer] }
     }
 
-    /// Admits what both admit.
+    /// Admits what both admit. Commutes, is idempotent, and never admits more than either.
     pub fn narrow(&self, other: &Admission) -> Admission {
         let mut layers: Vec<Layer> = self.layers.iter().chain(&other.layers).cloned().collect();
         layers.sort();
@@ -99,25 +150,450 @@ impl Admission {
         Admission { layers }
     }
 
-    fn admits(&self, effect: &Effect) -> bool {
-        self.layers.iter().all(|layer| {
-            layer.rules.iter().any(|rule| {
-                let Kinds::Only(kinds) = &rule.kinds;
-                kinds.contains(&effect.kind)
-            })
+    /// The layers, in a fixed order that carries no meaning.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Decides about one effect. Pure: the same effect gets the same ruling, whenever asked.
+    pub fn rule_on(&self, effect: &Effect) -> Ruling {
+        match self.examine(effect) {
+            Finding::Allow(origin) => Ruling::Allow { origin },
+            Finding::Ask(origin) => Ruling::Ask { origin },
+            Finding::Deny(origin) => Ruling::Deny { origin },
+            Finding::Unmatched { .. } => Ruling::Unmatched,
+        }
+    }
+
+    fn examine(&self, effect: &Effect) -> Finding<'_> {
+        let objects = match Objects::of(effect) {
+            Ok(objects) => objects,
+            Err(never) => return Finding::Deny(built_in(never)),
+        };
+        let everything = Finding::Allow(built_in("no policy restricts the run"));
+        // `min_by` keeps the first of equals, and layers are sorted, so the origin does not depend on the order in
+        // which layers were added.
+        self.layers
+            .iter()
+            .flat_map(|layer| objects.paths.iter().map(move |path| layer.examine(effect, *path)))
+            .min_by(|one, other| one.strictness().cmp(&other.strictness()))
+            .unwrap_or(everything)
+    }
+}
+
+impl Layer {
+    /// A policy's rules under its name. The order of the rules carries no meaning.
+    pub fn new(policy: impl Into<String>, home: Home, mut rules: Vec<Rule>) -> Layer {
+        rules.sort();
+        rules.dedup();
+        Layer { policy: policy.into(), home, rules }
+    }
+
+    /// The rules, sorted.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    fn examine(&self, effect: &Effect, path: Option<&str>) -> Finding<'_> {
+        let matching = self.rules.iter().filter_map(|rule| Some((rule, rule.matches(effect, path)?)));
+        match matching.max_by_key(|(rule, _)| rule.verdict) {
+            Some((rule, place)) => match rule.verdict {
+                Verdict::Allow => Finding::Allow(rule.origin_at(place)),
+                Verdict::Ask => Finding::Ask(rule.origin_at(place)),
+                Verdict::Deny => Finding::Deny(rule.origin_at(place)),
+            },
+            None => Finding::Unmatched { layer: self, path: path.map(str::to_owned) },
+        }
+    }
+}
+
+/// Which part of a rule matched.
+#[derive(Clone, Copy)]
+enum Place {
+    /// The rule is about every path.
+    Whole,
+    /// The pattern at this place of its list.
+    Pattern(usize),
+}
+
+impl Rule {
+    fn matches(&self, effect: &Effect, path: Option<&str>) -> Option<Place> {
+        let kind = match &self.kinds {
+            Kinds::Any => true,
+            Kinds::Only(kinds) => kinds.contains(&effect.kind),
+        };
+        match (&self.paths, path) {
+            _ if !kind => None,
+            (Paths::Any, _) => Some(Place::Whole),
+            (Paths::Only(_), None) => None,
+            (Paths::Only(patterns), Some(path)) => match self.verdict {
+                Verdict::Allow => patterns.admit(path),
+                Verdict::Ask | Verdict::Deny => patterns.restrict(path, Reach::of(effect)),
+            }
+            .map(Place::Pattern),
+        }
+    }
+
+    /// Where the part that matched is written.
+    fn origin_at(&self, place: Place) -> Origin {
+        let Origin { file, line, text } = self.origin.clone();
+        let (Place::Pattern(place), Paths::Only(patterns)) = (place, &self.paths) else {
+            return Origin { file, line, text };
+        };
+        match patterns.texts.get(place) {
+            Some(pattern) => Origin {
+                file,
+                line: patterns.lines.get(place).copied().unwrap_or(line),
+                text: format!("{text} on \"{pattern}\""),
+            },
+            None => Origin { file, line, text },
+        }
+    }
+}
+
+/// Whether an effect on a path also touches what lies below it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// Only the path.
+    Itself,
+    /// The path and all below it: it is removed, moved, or replaced by something that is no directory.
+    Below,
+}
+
+impl Reach {
+    fn of(effect: &Effect) -> Reach {
+        match &effect.request {
+            Request::Fs(fs::Request::Delete { .. } | fs::Request::Move { .. }) => Reach::Below,
+            Request::Fs(fs::Request::Write { node, .. }) => match node {
+                fs::Node::File { .. } | fs::Node::Link { .. } => Reach::Below,
+                fs::Node::Directory { .. } | fs::Node::Attributes { .. } => Reach::Itself,
+            },
+            Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. }) | Request::Run(_) | Request::Jail(_) => {
+                Reach::Itself
+            }
+        }
+    }
+}
+
+/// Globs of workspace paths, checked when made and compiled when first asked.
+///
+/// `*` and `?` do not match a slash, `**` matches any number of components, letters match their own case only. They
+/// are compiled late because a run that changes nothing never asks, and its start should not pay for it.
+#[derive(Clone)]
+pub struct Patterns {
+    texts: Vec<String>,
+    /// The line of each, or nothing where they are from no file.
+    lines: Vec<usize>,
+    compiled: Arc<OnceLock<Compiled>>,
+}
+
+struct Compiled {
+    /// None where the globs could not be compiled together; see [`Patterns::admit`] for what that means.
+    itself: Option<GlobSet>,
+    /// Matches directories that hold what a pattern protects, `.git` for `.git/hooks/**`; with the place of the
+    /// pattern that each is for.
+    above: Option<(GlobSet, Vec<usize>)>,
+}
+
+/// Why a text is no pattern of workspace paths.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// Nothing between the quotes.
+    #[error("an empty pattern matches nothing; write `**` for every path")]
+    Empty,
+    /// Starts with a slash or `~`.
+    #[error("a pattern is relative to the workspace; it cannot start with `/` or `~`")]
+    NotRelative,
+    /// Has a component that no resource has.
+    #[error("a pattern has no `.`, `..` or empty components; paths are compared in their shortest form")]
+    NotNormal,
+    /// A slash inside braces or brackets.
+    #[error("a pattern has no `/` within braces or brackets; write two patterns")]
+    SlashInGroup,
+    /// The glob library's own complaint.
+    #[error("not a glob: {0}")]
+    Syntax(String),
+}
+
+impl Patterns {
+    /// Patterns that are from no file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Patterns::at_lines`].
+    pub fn new(texts: Vec<String>) -> Result<Patterns, Vec<(usize, String, PatternError)>> {
+        Patterns::at_lines(texts, Vec::new())
+    }
+
+    /// Patterns and the line on which each is written, so that a refusal can show the very one that matched.
+    ///
+    /// # Errors
+    ///
+    /// Every text that is no pattern, with its place in the list.
+    pub fn at_lines(texts: Vec<String>, lines: Vec<usize>) -> Result<Patterns, Vec<(usize, String, PatternError)>> {
+        let errors: Vec<_> = texts
+            .iter()
+            .enumerate()
+            .filter_map(|(place, text)| Some((place, text.clone(), check_pattern(text).err()?)))
+            .collect();
+        match errors.is_empty() {
+            true => Ok(Patterns { texts, lines, compiled: Arc::default() }),
+            false => Err(errors),
+        }
+    }
+
+    /// The patterns as they were written.
+    pub fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
+    /// Whether a rule that allows matches this path, and the place of the pattern that does. Globs that do not
+    /// compile allow nothing.
+    fn admit(&self, path: &str) -> Option<usize> {
+        self.compiled().itself.as_ref()?.matches(path).first().copied()
+    }
+
+    /// Whether a rule that restricts matches this path, or, for an effect that reaches below it, anything that might
+    /// lie there; and the place of the pattern that does. Globs that do not compile restrict everything.
+    fn restrict(&self, path: &str, reach: Reach) -> Option<usize> {
+        let compiled = self.compiled();
+        let (Some(itself), Some((above, places))) = (&compiled.itself, &compiled.above) else { return Some(0) };
+        let below = || match reach {
+            Reach::Itself => None,
+            // The workspace's root is above everything.
+            Reach::Below if path.is_empty() => Some(0),
+            Reach::Below => above.matches(path).first().and_then(|place| places.get(*place).copied()),
+        };
+        itself.matches(path).first().copied().or_else(below)
+    }
+
+    fn compiled(&self) -> &Compiled {
+        self.compiled.get_or_init(|| {
+            let above = self.texts.iter().enumerate();
+            let above = above.flat_map(|(place, text)| directories_above(text).map(move |prefix| (place, prefix)));
+            let (places, prefixes): (Vec<usize>, Vec<&str>) = above.unzip();
+            Compiled {
+                itself: glob_set(self.texts.iter().map(String::as_str)),
+                above: glob_set(prefixes.into_iter()).map(|set| (set, places)),
+            }
         })
     }
 }
 
+impl PartialEq for Patterns {
+    fn eq(&self, other: &Patterns) -> bool {
+        (&self.texts, &self.lines) == (&other.texts, &other.lines)
+    }
+}
+
+impl Eq for Patterns {}
+
+impl PartialOrd for Patterns {
+    fn partial_cmp(&self, other: &Patterns) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Patterns {
+    fn cmp(&self, other: &Patterns) -> Ordering {
+        (&self.texts, &self.lines).cmp(&(&other.texts, &other.lines))
+    }
+}
+
+impl fmt::Debug for Patterns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.texts).finish()
+    }
+}
+
+fn check_pattern(text: &str) -> Result<(), PatternError> {
+    if text.is_empty() {
+        return Err(PatternError::Empty);
+    }
+    if text.starts_with(['/', '~']) {
+        return Err(PatternError::NotRelative);
+    }
+    if text.split('/').any(|component| matches!(component, "" | "." | "..")) {
+        return Err(PatternError::NotNormal);
+    }
+    glob(text).map_err(|error| PatternError::Syntax(error.kind().to_string()))?;
+    // Each component must be a glob by itself, or what lies above a pattern could not be told.
+    if text.split('/').any(|component| glob(component).is_err()) {
+        return Err(PatternError::SlashInGroup);
+    }
+    Ok(())
+}
+
+fn glob(text: &str) -> Result<globset::Glob, globset::Error> {
+    GlobBuilder::new(text).literal_separator(true).backslash_escape(true).build()
+}
+
+fn glob_set<'a>(texts: impl Iterator<Item = &'a str>) -> Option<GlobSet> {
+    let mut set = GlobSetBuilder::new();
+    for text in texts {
+        set.add(glob(text).ok()?);
+    }
+    set.build().ok()
+}
+
+/// The prefixes of a pattern that name a directory: `**/.git` and `**/.git/hooks` for `**/.git/hooks/**`.
+///
+/// A prefix that ends in a component without a letter of its own (`**`, `*`) is left out. It would match every
+/// directory, and a rule for `**/.env` would then restrict the removal of any of them.
+fn directories_above(pattern: &str) -> impl Iterator<Item = &str> {
+    pattern.match_indices('/').map(|(end, _)| &pattern[..end]).filter(|prefix| {
+        let last = prefix.rsplit('/').next().unwrap_or(prefix);
+        !last.chars().all(|letter| matches!(letter, '*' | '?'))
+    })
+}
+
+/// What one layer says about one path of an effect.
+enum Finding<'a> {
+    Allow(Origin),
+    Ask(Origin),
+    Deny(Origin),
+    Unmatched { layer: &'a Layer, path: Option<String> },
+}
+
+impl Finding<'_> {
+    /// The strictest finding decides. A deny comes before an unmatched effect because it has a rule to show.
+    fn strictness(&self) -> u8 {
+        match self {
+            Finding::Deny(_) => 0,
+            Finding::Unmatched { .. } => 1,
+            Finding::Ask(_) => 2,
+            Finding::Allow(_) => 3,
+        }
+    }
+}
+
+/// The paths that an effect acts on; one `None` for an effect without any.
+struct Objects<'a> {
+    paths: Vec<Option<&'a str>>,
+}
+
+impl<'a> Objects<'a> {
+    /// # Errors
+    ///
+    /// The reason for which no rule can ever admit the effect.
+    fn of(effect: &'a Effect) -> Result<Objects<'a>, &'static str> {
+        let mut paths = match &effect.resource {
+            Resource::Workspace { path } => vec![Some(path.as_str())],
+            Resource::Run { .. } => vec![None],
+            Resource::Host { .. } => return Err("paths outside the workspace are never admitted"),
+            Resource::Address { .. } | Resource::Syscall { .. } => return Err(JAIL_REFUSED),
+        };
+        // A request that does not belong to its kind is a bug of a door. Refusing it keeps the bug from being a hole.
+        match (effect.kind, &effect.request) {
+            (Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => {
+                return Err(JAIL_REFUSED)
+            }
+            (Kind::FsRead, Request::Fs(fs::Request::Read { path, .. }))
+            | (Kind::FsList, Request::Fs(fs::Request::List { path }))
+            | (Kind::FsWrite, Request::Fs(fs::Request::Write { path, .. }))
+            | (Kind::FsDelete, Request::Fs(fs::Request::Delete { path, .. })) => paths.push(Some(path)),
+            (Kind::FsMove, Request::Fs(fs::Request::Move { path, to })) => {
+                paths.extend([Some(path.as_str()), Some(to.as_str())])
+            }
+            (Kind::RunStart, Request::Run(run::Request::Start { .. }))
+            | (Kind::RunCancel, Request::Run(run::Request::Cancel { .. }))
+            | (Kind::EvalRun, Request::Run(run::Request::Eval { .. })) => paths.push(None),
+            (
+                Kind::FsRead
+                | Kind::FsList
+                | Kind::FsWrite
+                | Kind::FsDelete
+                | Kind::FsMove
+                | Kind::RunStart
+                | Kind::RunCancel
+                | Kind::EvalRun,
+                Request::Fs(_) | Request::Run(_),
+            ) => return Err("the request does not belong to its kind"),
+        }
+        // A file effect on a run, or the reverse, would leave a mix of both.
+        if paths.iter().any(Option::is_some) && paths.iter().any(Option::is_none) {
+            return Err("the resource does not belong to the request");
+        }
+        paths.dedup();
+        Ok(Objects { paths })
+    }
+}
+
+const JAIL_REFUSED: &str = "what the jail itself refused is never admitted";
+
+fn built_in(text: &str) -> Origin {
+    Origin { file: "built in".to_owned(), line: 0, text: text.to_owned() }
+}
+
+const NAME: &str = "admission";
+
 impl Handler for Admission {
     fn name(&self) -> &'static str {
-        "admission"
+        NAME
     }
 
     fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
-        if self.admits(effect) {
-            return next.run(effect);
-        }
-        Box::pin(async { Answer::refused("admission", "no rule allows it", "") })
+        let refusal = match self.examine(effect) {
+            Finding::Allow(_) => return next.run(effect),
+            Finding::Ask(origin) => ask(effect, &origin),
+            Finding::Deny(origin) if origin.line == 0 => deny_always(effect, &origin),
+            Finding::Deny(origin) => deny(effect, &origin),
+            Finding::Unmatched { layer, path } => unmatched(effect, layer, path.as_deref()),
+        };
+        Box::pin(std::future::ready(refusal))
     }
+}
+
+/// A rule says `ask`. There is nobody to ask while a run is under way, so the effect is refused and held; an approval
+/// handler, which comes innermost in the chain, is to take this function's place.
+fn ask(effect: &Effect, origin: &Origin) -> Answer {
+    let run = effect.subject.run.as_ref().map_or("RUN", |run| run.0.as_str());
+    Answer::refused(
+        "approval",
+        format!("{} {}: a person must approve it, by the rule {origin}", effect.kind, effect.resource),
+        format!("look at it with `tollgate diff {run}`; approve it with `tollgate apply {run} {}`", effect.resource),
+    )
+}
+
+/// A rule says `deny`.
+fn deny(effect: &Effect, origin: &Origin) -> Answer {
+    Answer::refused(
+        NAME,
+        format!("{} {}: refused by the rule {origin}", effect.kind, effect.resource),
+        format!("no other rule can allow it: take it out of the rule at {}:{}", origin.file, origin.line),
+    )
+}
+
+/// No rule can ever admit it.
+fn deny_always(effect: &Effect, origin: &Origin) -> Answer {
+    let hint = match &effect.resource {
+        Resource::Host { .. } => "start the run in a folder that holds what it needs, or show the path with `--view`",
+        Resource::Workspace { .. } | Resource::Run { .. } => "report this as a bug of Tollgate's",
+        Resource::Address { .. } => "the jail has no network; fetch what the run needs before it starts",
+        Resource::Syscall { .. } => "the list of system calls is in docs/policy.md, with a reason for each",
+    };
+    Answer::refused(NAME, format!("{} {}: {}", effect.kind, effect.resource, origin.text), hint)
+}
+
+/// No rule of a layer matches it.
+fn unmatched(effect: &Effect, layer: &Layer, path: Option<&str>) -> Answer {
+    let object = path.map_or_else(|| effect.resource.to_string(), str::to_owned);
+    let rule = match path {
+        // The root is matched by `**` alone; no narrower pattern exists.
+        Some("") => format!("[[allow]] effect = [\"{}\"], path = [\"**\"]", effect.kind),
+        Some(path) => format!("[[allow]] effect = [\"{}\"], path = [\"{}\"]", effect.kind, toml_escape(path)),
+        None => format!("[[allow]] effect = [\"{}\"]", effect.kind),
+    };
+    let hint = match layer.home {
+        Home::File => format!("add to {}: {rule}", layer.policy),
+        Home::Builtin => {
+            format!("write a policy with extends = [\"{}\"] and {rule}, and name it with --policy", layer.policy)
+        }
+    };
+    Answer::refused(NAME, format!("{} {object}: no rule of the policy {} allows it", effect.kind, layer.policy), hint)
+}
+
+/// A path as a pattern that matches only it, within a TOML string.
+fn toml_escape(path: &str) -> String {
+    globset::escape(path).replace('\\', "\\\\").replace('"', "\\\"")
 }

@@ -2,5 +2,6 @@
 
 pub mod launch;
 pub mod profile;
+pub mod seccomp;
 pub mod spec;
 pub mod streams;

@@ -1,0 +1,137 @@
+//! What the command line changes about a policy.
+
+use super::{
+    compose::expand_home,
+    fault::PolicyError,
+    file::check_view,
+    limits::{Asked, Bound, Limit},
+    Launcher, Policy, Presence, ProfileName, View, WorkspaceAccess,
+};
+use std::{path::Path, time::Duration};
+use tollgate_shim::protocol::Enforcement;
+
+/// What was typed, checked for itself. Empty changes nothing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Overrides {
+    /// `--wall`.
+    pub wall: Option<Bound<Duration>>,
+    /// `--cpu`.
+    pub cpu: Option<Bound<Duration>>,
+    /// `--memory`.
+    pub memory: Option<Bound<u64>>,
+    /// `--pids`.
+    pub pids: Option<Bound<u64>>,
+    /// `--cpus`.
+    pub cpus: Option<Bound<f64>>,
+    /// `--write-bytes`.
+    pub write_bytes: Option<Bound<u64>>,
+    /// `--output-bytes`.
+    pub output_bytes: Option<Bound<u64>>,
+    /// `--read-only`: narrows, and never shows a workspace that the policy hides.
+    pub read_only: bool,
+    /// `--env NAME`: variables to pass through, also by prefix.
+    pub allow_env: Vec<String>,
+    /// `--env NAME=VALUE`.
+    pub set_env: Vec<(String, String)>,
+    /// `--view PATH`: each must exist.
+    pub views: Vec<String>,
+    /// `--profile`.
+    pub profile: Option<String>,
+    /// `--launcher`.
+    pub launcher: Option<Launcher>,
+    /// `--best-effort`: a layer that the machine lacks is left out, and every receipt says so.
+    pub best_effort: bool,
+}
+
+impl Policy {
+    /// The policy with what the command line changes about it, and the digest that goes with it.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Option`] for the first value that is none. The policy is given up then, not used as it was.
+    pub fn with(mut self, overrides: &Overrides, home: Option<&Path>) -> Result<Policy, PolicyError> {
+        let limits = &mut self.limits;
+        set(&mut limits.wall, overrides.wall);
+        set(&mut limits.cpu, overrides.cpu);
+        set(&mut limits.memory, overrides.memory);
+        set(&mut limits.pids, overrides.pids);
+        set(&mut limits.cpus, overrides.cpus);
+        set(&mut limits.write_bytes, overrides.write_bytes);
+        set(&mut limits.output_bytes, overrides.output_bytes);
+
+        if overrides.read_only && self.jail.workspace == WorkspaceAccess::ReadWrite {
+            self.jail.workspace = WorkspaceAccess::ReadOnly;
+        }
+        for name in &overrides.allow_env {
+            check_variable_name(name).map_err(|message| option("--env", format!("{name} {message}")))?;
+            self.jail.environment.pass.push(name.clone());
+        }
+        for (name, value) in &overrides.set_env {
+            check_variable_name(name).map_err(|message| option("--env", format!("{name} {message}")))?;
+            if name.ends_with('*') || value.contains('\0') {
+                return Err(option("--env", format!("{name} cannot have this value")));
+            }
+            self.jail.environment.fixed.insert(name.clone(), value.clone());
+        }
+        for text in &overrides.views {
+            let path = check_view(text).map_err(|message| option("--view", format!("{text} {message}")))?;
+            let path = expand_home(&path, home).ok_or_else(|| option("--view", format!("{text}: no home is known")))?;
+            // Asked for by name, so its absence is an error also where the policy would have let it be missing.
+            self.jail.views.retain(|view| view.path != path);
+            self.jail.views.push(View { path, presence: Presence::Required });
+        }
+        if let Some(name) = &overrides.profile {
+            let profile = ProfileName::new(name);
+            self.jail.profile = profile.ok_or_else(|| option("--profile", format!("{name} is no profile's name")))?;
+        }
+        if let Some(launcher) = overrides.launcher {
+            self.jail.launcher = launcher;
+        }
+        if overrides.best_effort {
+            self.jail.enforcement = Enforcement::BestEffort;
+        }
+        Ok(self.settled())
+    }
+}
+
+fn set<T: Copy>(limit: &mut Limit<T>, typed: Option<Bound<T>>) {
+    if let Some(bound) = typed {
+        *limit = Limit { bound, asked: Asked::User };
+    }
+}
+
+fn option(option: &'static str, message: String) -> PolicyError {
+    PolicyError::Option { option, message }
+}
+
+/// Splits `NAME=value`; without an equals sign there is only a name.
+pub fn split_variable(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    }
+}
+
+/// Checks a variable's name, which may end in `*`.
+///
+/// # Errors
+///
+/// What is wrong with it, as the end of a sentence about it.
+pub fn check_variable_name(name: &str) -> Result<(), &'static str> {
+    let stem = name.strip_suffix('*').unwrap_or(name);
+    if name.is_empty() {
+        return Err("has no name");
+    }
+    if stem.bytes().any(|byte| !(byte.is_ascii_alphanumeric() || byte == b'_')) {
+        return Err("has a name of other than letters, digits and `_`, with `*` only at its end");
+    }
+    if is_reserved(name) {
+        return Err("is set by the jail itself");
+    }
+    Ok(())
+}
+
+/// Variables that the jail computes: what they say must be true inside.
+pub(super) fn is_reserved(name: &str) -> bool {
+    matches!(name, "PATH" | "HOME") || name.starts_with("TOLLGATE_")
+}
