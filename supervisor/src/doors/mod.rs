@@ -1,1 +1,8 @@
-//! doors
+//! Ways in. A door turns what a jail or a client asks into effects, and decides nothing.
+
+pub mod api;
+pub mod base64;
+pub mod content;
+pub mod http;
+pub mod openapi;
+pub mod request;

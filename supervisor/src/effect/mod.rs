@@ -4,6 +4,7 @@
 //! resource form, idempotency and canonical request; [`VOCABULARY`] is the one table that the schema, the reference,
 //! the command line's completion and the OpenAPI document are made from. Nothing here decides or does anything.
 
+pub mod api;
 pub mod fs;
 pub mod jail;
 pub mod path;
@@ -97,6 +98,7 @@ kinds! {
     RunStart => run::START,
     RunCancel => run::CANCEL,
     EvalRun => run::EVAL,
+    ApiRequest => api::REQUEST,
     NetConnect => jail::NET_CONNECT,
     ProcessExec => jail::PROCESS_EXEC,
     ProcessSyscall => jail::PROCESS_SYSCALL,
@@ -249,6 +251,8 @@ pub enum Request {
     Run(run::Request),
     /// What the jail saw refused.
     Jail(jail::Request),
+    /// What the API door refused.
+    Api(api::Request),
 }
 
 /// What code asks of the world.
@@ -278,7 +282,7 @@ impl Effect {
     pub fn bytes(&self) -> u64 {
         match &self.request {
             Request::Fs(request) => request.bytes(),
-            Request::Run(_) | Request::Jail(_) => 0,
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) => 0,
         }
     }
 
