@@ -801,3 +801,6 @@ fn failed_status(errno: &str) -> StatusCode {
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
+
+#[cfg(test)]
+mod tests;

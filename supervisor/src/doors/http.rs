@@ -196,6 +196,8 @@ pub async fn connection<S: Service>(
     let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        // A client that has said all may say so, and still wants its answer.
+        .half_close(true)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS)
         .serve_connection(TokioIo::new(stream), hyper::service::service_fn(answer));

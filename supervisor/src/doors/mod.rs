@@ -3,6 +3,7 @@
 pub mod api;
 pub mod base64;
 pub mod content;
+pub mod control;
 pub mod http;
 pub mod openapi;
 pub mod request;
