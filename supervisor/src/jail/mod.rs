@@ -1,7 +1,12 @@
-//! From a policy to a running shim: plan, launch, limits, outcome.
+//! From a policy to a running shim: what encloses a run, what bounds it and how it ended.
 
+pub mod cgroup;
+pub mod enforcer;
+pub mod kernel;
 pub mod launch;
+pub mod outcome;
 pub mod profile;
 pub mod seccomp;
 pub mod spec;
 pub mod streams;
+pub mod watch;

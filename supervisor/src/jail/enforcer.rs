@@ -1,0 +1,751 @@
+//! Holds one run to its limits.
+//!
+//! [`Enforcer::prepare`] finds, for each limit, the strongest mechanism that this machine gives, in this order: a
+//! control group of version 2 below our own, groups of version 1 below our own, a scope from systemd, and watching.
+//! The kernel's mechanisms cap; watching measures every so often and kills. A limit that a user asked for and that
+//! only watching could hold is refused, unless the policy says best effort; what is watched is said in
+//! [`Enforcer::degraded`]. `docs/limits.md` has the table.
+//!
+//! Time and bytes written are measured by the supervisor everywhere, with a stated overshoot, and count as enforced.
+//! Bytes printed are counted by whoever pumps the streams.
+
+use super::{
+    cgroup::{CgroupEnvironment, Controller, Group, Manager, ScopeBounds, SwapCap},
+    kernel, watch,
+};
+use crate::{
+    effect::RunId,
+    ledger::record::{OutcomeType, Usage},
+    policy::limits::{Asked, Limit, Limits},
+};
+use nix::{
+    sys::resource::{getrlimit, Resource},
+    unistd::Pid,
+};
+use std::{
+    io,
+    path::PathBuf,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+use tollgate_shim::protocol::Enforcement;
+
+/// The usual time between two measurements.
+pub const INTERVAL: Duration = Duration::from_millis(50);
+
+/// The least time between two measurements, near a limit.
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// The most time between two measurements where nothing can be exceeded sooner.
+const INTERVAL_MAX: Duration = Duration::from_secs(1);
+
+/// The least time between two measurements of the run's layer on disk.
+const LAYER_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// A measurement may take at most one part in this many of the time, so that a large tree is measured less often.
+const MEASURING_SHARE: u32 = 20;
+
+/// What the jail itself needs beside the program, in processes: the shim outside and pid 1. Counted by the kernel
+/// like any other, so the cap is this much above what the program may have.
+const SHIM_PROCESSES: u64 = 2;
+
+/// The share of [`SHIM_PROCESSES`] that `RLIMIT_NPROC` is sure to count: pid 1. The outer process may stay outside
+/// the jail's user namespace, and a program must not profit from that.
+const SHIM_PROCESSES_INSIDE: u64 = 1;
+
+/// The soft limit of open files: what Linux gives by default, which programs that use select(2) rely on.
+const OPEN_FILES_SOFT: u64 = 1024;
+
+/// The hard limit of open files: systemd's default (`DefaultLimitNOFILE=`, systemd-system.conf(5)).
+const OPEN_FILES_HARD: u64 = 524_288;
+
+/// Memory that a process may lock: the kernel's default (`MLOCK_LIMIT`, linux/resource.h, since 5.16).
+const LOCKED_BYTES: u64 = 8 * 1024 * 1024;
+
+/// Since this kernel `RLIMIT_NPROC` counts by user namespace ("Reimplement RLIMIT_NPROC on top of ucounts"); before
+/// it, all of the user's processes on the host count, so two runs would share one budget.
+const PROCESSES_BY_NAMESPACE_SINCE: (u32, u32) = (5, 14);
+
+/// A limit that cannot be held here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the limit `{limit}` cannot be enforced on this machine: {why}")]
+pub struct LimitRefused {
+    /// The limit, by its name in a policy.
+    pub limit: &'static str,
+    /// What is missing.
+    pub why: String,
+    /// How to get it, or how to run without it.
+    pub remedy: String,
+}
+
+/// A limit that ended a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exceeded {
+    /// Which, as the outcome's type.
+    pub kind: OutcomeType,
+    /// How much was used when it ended, in the limit's unit: microseconds, bytes or processes.
+    pub used: u64,
+    /// The limit.
+    pub limit: u64,
+}
+
+/// How one limit is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// Nobody asked for it.
+    Unlimited,
+    /// The kernel caps it for the whole tree.
+    ByKernel,
+    /// The supervisor measures and kills.
+    ByWatching,
+    /// Not at all, and `degraded` says so.
+    Not,
+}
+
+/// How each limit is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mechanisms {
+    memory: Held,
+    pids: Held,
+    cpus: Held,
+}
+
+/// Holds one run to its limits, from before its first process to after its last.
+///
+/// Dropping it stops the watch and removes the run's groups; it does not kill.
+#[derive(Debug)]
+pub struct Enforcer {
+    run: RunId,
+    limits: Limits,
+    enforcement: Enforcement,
+    environment: CgroupEnvironment,
+    mechanisms: Mechanisms,
+    group: Option<Arc<Group>>,
+    /// The scope to be asked for once there is a process to put into it.
+    scope: Option<Manager>,
+    layer: Option<PathBuf>,
+    degraded: Vec<String>,
+    watching: Option<Watching>,
+}
+
+#[derive(Debug)]
+struct Watching {
+    root: Pid,
+    started: Instant,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    exceeded: Option<Exceeded>,
+    usage: Usage,
+    notes: Vec<String>,
+    ending: Ending,
+}
+
+/// Whether the watch goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Ending {
+    /// It does.
+    #[default]
+    Not,
+    /// Its owner is done.
+    Now,
+}
+
+impl Shared {
+    /// The state. A panic of another holder leaves plain numbers, which stay usable.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Enforcer {
+    /// Finds a mechanism for each limit and makes the run's groups.
+    ///
+    /// # Errors
+    /// [`LimitRefused`] for a limit that a user asked for and nothing here can cap, unless `enforcement` is best
+    /// effort.
+    pub fn prepare(
+        run: &RunId,
+        limits: &Limits,
+        enforcement: Enforcement,
+        environment: &CgroupEnvironment,
+    ) -> Result<Enforcer, LimitRefused> {
+        let mut enforcer = Enforcer {
+            run: run.clone(),
+            limits: limits.clone(),
+            enforcement,
+            environment: environment.clone(),
+            mechanisms: Mechanisms { memory: Held::Unlimited, pids: Held::Unlimited, cpus: Held::Unlimited },
+            group: None,
+            scope: None,
+            layer: None,
+            degraded: Vec::new(),
+            watching: None,
+        };
+        let wanted = enforcer.wanted();
+        let group = Group::unified(environment, run, &wanted).or_else(|unified| {
+            Group::legacy(environment, run, &wanted).map_err(|legacy| format!("{unified}; {legacy}"))
+        });
+        match (group, environment.systemd) {
+            (Ok(group), _) => enforcer.hold_by(group)?,
+            // Whether systemd grants it shows when there is a process; until then nothing is promised.
+            (Err(_), Some(manager)) => enforcer.scope = Some(manager),
+            (Err(why), None) => enforcer.hold_without_group(&why)?,
+        }
+        Ok(enforcer)
+    }
+
+    /// Names the directory that holds the run's own layer of the workspace, for `write_bytes`. Call it before
+    /// [`Enforcer::start_watch`].
+    pub fn measure_layer(&mut self, layer: PathBuf) {
+        self.layer = Some(layer);
+    }
+
+    /// Calls `spawn` so that the process it starts is born inside the run's groups where that can be had, which saves
+    /// the 5 to 20 ms that moving a process costs. [`Enforcer::admit`] must follow either way.
+    ///
+    /// `spawn` runs on a thread of its own, which ends before this returns: the process must not ask to be killed
+    /// when its parent thread ends (`PR_SET_PDEATHSIG`).
+    ///
+    /// # Errors
+    /// What `spawn` returns, or that the thread could not be made or could not enter.
+    pub fn spawn_inside<T: Send>(&self, spawn: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let Some(group) = self.group.as_deref().filter(|group| group.version() == super::cgroup::Version::Legacy)
+        else {
+            return spawn();
+        };
+        thread::scope(|scope| {
+            let inside = move || {
+                group.enter_by_thread().map_err(io::Error::other)?;
+                spawn()
+            };
+            let thread = thread::Builder::new().name("spawn".to_owned()).spawn_scoped(scope, inside)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that starts the shim panicked")))
+        })
+    }
+
+    /// Puts the shim into the run's groups, or has systemd make a scope around it. Its limits hold from here on.
+    ///
+    /// # Errors
+    /// [`LimitRefused`] as for [`Enforcer::prepare`]; the shim must then not be told to begin.
+    pub fn admit(&mut self, pid: Pid) -> Result<(), LimitRefused> {
+        if let Some(manager) = self.scope.take() {
+            let bounds = ScopeBounds {
+                memory: self.limits.memory.value(),
+                pids: self.limits.pids.value().map(|count| count.saturating_add(SHIM_PROCESSES)),
+                cpus: self.limits.cpus.value(),
+            };
+            return match Group::scope(&self.environment, manager, &self.run, pid, &bounds) {
+                Ok(group) => self.hold_by(group),
+                Err(why) => self.hold_without_group(&why.to_string()),
+            };
+        }
+        let Some(group) = &self.group else { return Ok(()) };
+        match group.admit(pid) {
+            Ok(()) => Ok(()),
+            Err(why) => {
+                let why = why.to_string();
+                self.group = None;
+                self.hold_without_group(&why)
+            }
+        }
+    }
+
+    /// The limits that each process inherits, for the jail's plan: `RLIMIT_` number, soft and hard value
+    /// (setrlimit(2)). Never `RLIMIT_AS`: address space is not memory, and runtimes reserve terabytes of it.
+    ///
+    /// No hard value is above our own, which an unprivileged shim could not set.
+    pub fn rlimits(&self) -> Vec<(u32, u64, u64)> {
+        let mut table = vec![
+            // A core file would be written outside the jail's view by the host's handler.
+            (Resource::RLIMIT_CORE, 0, 0),
+            (Resource::RLIMIT_NOFILE, OPEN_FILES_SOFT, OPEN_FILES_HARD),
+            (Resource::RLIMIT_MEMLOCK, LOCKED_BYTES, LOCKED_BYTES),
+            // Real-time scheduling could starve the supervisor.
+            (Resource::RLIMIT_RTPRIO, 0, 0),
+            (Resource::RLIMIT_NICE, 0, 0),
+        ];
+        if let Some(bytes) = self.limits.write_bytes.value() {
+            table.push((Resource::RLIMIT_FSIZE, bytes, bytes));
+        }
+        if let Some(cpu) = self.limits.cpu.value() {
+            // By process and in whole seconds, so only a backstop for a supervisor that cannot run; rounded up and a
+            // second more, so that the supervisor, which sees the tree, is first to act.
+            let soft = cpu.as_secs().saturating_add(u64::from(cpu.subsec_nanos() > 0)).saturating_add(1);
+            table.push((Resource::RLIMIT_CPU, soft, soft.saturating_add(1)));
+        }
+        if let (Some(count), true) = (self.limits.pids.value(), processes_count_by_namespace()) {
+            let count = count.saturating_add(SHIM_PROCESSES_INSIDE);
+            table.push((Resource::RLIMIT_NPROC, count, count));
+        }
+        table
+            .into_iter()
+            .map(|(resource, soft, hard)| {
+                let own = getrlimit(resource).map_or(u64::MAX, |(_, hard)| hard);
+                (resource as u32, soft.min(own), hard.min(own))
+            })
+            .collect()
+    }
+
+    /// Starts to measure and to hold the limits that are measured; wall time counts from here.
+    ///
+    /// `root` is the process from which everything in the jail descends. A thread measures, and kills by itself, so
+    /// that a limit holds even while the caller is busy.
+    ///
+    /// # Errors
+    /// That no thread can be had. The run must then be ended: nobody watches it.
+    pub fn start_watch(&mut self, root: Pid) -> io::Result<()> {
+        let shared = Arc::new(Shared::default());
+        let started = Instant::now();
+        let watcher = Watcher {
+            root,
+            started,
+            limits: self.limits.clone(),
+            mechanisms: self.mechanisms,
+            group: self.group.clone(),
+            layer: self.layer.clone(),
+            tree: watch::TreeWatch::new(root),
+            layer_due: started,
+            parallel: thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
+        };
+        let for_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("limits".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || watcher.run(&for_thread))?;
+        self.watching = Some(Watching { root, started, shared, thread: Some(thread) });
+        Ok(())
+    }
+
+    /// When wall time will be used up, if it is limited and the watch has started.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.watching.as_ref()?.started.checked_add(self.limits.wall.value()?)
+    }
+
+    /// The limit for which the watch killed the run, if it did. What the kernel killed for is found by
+    /// [`Enforcer::memory_kill`].
+    pub fn exceeded(&self) -> Option<Exceeded> {
+        self.watching.as_ref().and_then(|watching| watching.shared.lock().exceeded)
+    }
+
+    /// What memory limit it was, if the kernel killed at least one process of the run for it.
+    pub fn memory_kill(&self) -> Option<Exceeded> {
+        let group = self.group.as_deref()?;
+        let limit = self.limits.memory.value()?;
+        (group.out_of_memory_kills() > 0).then(|| Exceeded {
+            kind: OutcomeType::MemoryExceeded,
+            used: group.memory_peak().unwrap_or(limit),
+            limit,
+        })
+    }
+
+    /// What the run has used until now; final once its last process has ended. `output_bytes` is not known here.
+    pub fn usage(&self) -> Usage {
+        let mut usage = match &self.watching {
+            Some(watching) => {
+                let mut usage = watching.shared.lock().usage.clone();
+                usage.wall_us = micros(watching.started.elapsed());
+                usage
+            }
+            None => Usage::default(),
+        };
+        if let Some(group) = &self.group {
+            read_group(group, &mut usage);
+        }
+        usage
+    }
+
+    /// Measures the run's layer now, for a caller that wants `write_bytes` exact after the last process has ended.
+    pub fn layer_bytes(&self) -> u64 {
+        self.layer.as_deref().map_or(0, |layer| watch::held_by(layer).bytes)
+    }
+
+    /// What of the run's limits is weaker than asked, in words for its receipts.
+    pub fn degraded(&self) -> Vec<String> {
+        self.degraded.clone()
+    }
+
+    /// What happened within the limits that the outcome does not show: a child killed for memory, forks refused.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = match &self.watching {
+            Some(watching) => watching.shared.lock().notes.clone(),
+            None => Vec::new(),
+        };
+        let Some(group) = &self.group else { return notes };
+        let kills = group.out_of_memory_kills();
+        if kills > 0 {
+            let victims = victims(group);
+            let who = if victims.is_empty() { String::new() } else { format!(" ({})", victims.join(", ")) };
+            let plural = if kills == 1 { "process" } else { "processes" };
+            notes.push(format!(
+                "the kernel killed {kills} {plural} for memory{who}: limit {}, peak {}",
+                super::outcome::bytes(self.limits.memory.value().unwrap_or(0)),
+                super::outcome::bytes(group.memory_peak().unwrap_or(0)),
+            ));
+        }
+        let refused = group.refused_forks();
+        if refused > 0 {
+            notes.push(format!(
+                "the kernel refused {refused} forks beyond {} processes and threads",
+                self.limits.pids.value().unwrap_or(0)
+            ));
+        }
+        notes
+    }
+
+    /// Kills everything in the run, the shim included. Returns at once; call it again until the shim is reaped if
+    /// something may be forking.
+    pub fn kill(&self) {
+        kill_run(self.group.as_deref(), self.watching.as_ref().map(|watching| watching.root));
+    }
+
+    /// Stops the watch and removes the run's groups. Dropping does the same.
+    pub fn close(self) {}
+
+    /// The controllers that these limits need; accounting always, for the receipt.
+    fn wanted(&self) -> Vec<Controller> {
+        let mut wanted = Vec::new();
+        wanted.extend(self.limits.memory.value().map(|_| Controller::Memory));
+        wanted.extend(self.limits.pids.value().map(|_| Controller::Pids));
+        wanted.extend(self.limits.cpus.value().map(|_| Controller::Cpu));
+        wanted.push(Controller::Accounting);
+        wanted
+    }
+
+    /// Sets the group's limits, and falls back for those that it cannot hold.
+    fn hold_by(&mut self, group: Group) -> Result<(), LimitRefused> {
+        self.degraded.clear();
+        let memory = self.limits.memory.value().map(|bytes| group.limit_memory(bytes));
+        let pids = self.limits.pids.value().map(|count| group.limit_pids(count.saturating_add(SHIM_PROCESSES)));
+        let cpus = self.limits.cpus.value().map(|cpus| group.limit_cpus(cpus));
+        match memory {
+            None => self.mechanisms.memory = Held::Unlimited,
+            Some(Ok(swap)) => {
+                self.mechanisms.memory = Held::ByKernel;
+                if swap == SwapCap::NotCounted {
+                    self.without_swap_cap()?;
+                }
+            }
+            Some(Err(why)) => self.watch_memory(&why.to_string())?,
+        }
+        match pids {
+            None => self.mechanisms.pids = Held::Unlimited,
+            Some(Ok(())) => self.mechanisms.pids = Held::ByKernel,
+            Some(Err(why)) => self.count_processes_otherwise(&why.to_string())?,
+        }
+        match cpus {
+            None => self.mechanisms.cpus = Held::Unlimited,
+            Some(Ok(())) => self.mechanisms.cpus = Held::ByKernel,
+            Some(Err(why)) => self.without_cpus(&why.to_string())?,
+        }
+        self.group = Some(Arc::new(group));
+        Ok(())
+    }
+
+    fn hold_without_group(&mut self, why: &str) -> Result<(), LimitRefused> {
+        self.degraded.clear();
+        if self.limits.memory.value().is_some() {
+            self.watch_memory(why)?;
+        }
+        if self.limits.pids.value().is_some() {
+            self.count_processes_otherwise(why)?;
+        }
+        if self.limits.cpus.value().is_some() {
+            self.without_cpus(why)?;
+        }
+        Ok(())
+    }
+
+    fn watch_memory(&mut self, why: &str) -> Result<(), LimitRefused> {
+        self.may_weaken("memory", &self.limits.memory, why)?;
+        self.mechanisms.memory = Held::ByWatching;
+        self.degraded.push(format!(
+            "memory is watched about every {} ms, not capped by the kernel: a run may exceed it by what it can allocate \
+             in that time, and files in its private /tmp and /dev/shm are bounded apart ({why})",
+            INTERVAL.as_millis()
+        ));
+        Ok(())
+    }
+
+    /// `RLIMIT_NPROC` inside the jail's own user namespace caps the tree as well as a group does, so it is no
+    /// weakening; only an older kernel leaves nothing but watching.
+    fn count_processes_otherwise(&mut self, why: &str) -> Result<(), LimitRefused> {
+        if processes_count_by_namespace() {
+            self.mechanisms.pids = Held::ByKernel;
+            return Ok(());
+        }
+        self.may_weaken("pids", &self.limits.pids, why)?;
+        self.mechanisms.pids = Held::ByWatching;
+        self.degraded.push(format!(
+            "processes are watched about every {} ms, not capped by the kernel ({why})",
+            INTERVAL.as_millis()
+        ));
+        Ok(())
+    }
+
+    fn without_cpus(&mut self, why: &str) -> Result<(), LimitRefused> {
+        self.may_weaken("cpus", &self.limits.cpus, why)?;
+        self.mechanisms.cpus = Held::Not;
+        self.degraded.push(format!("processor bandwidth is not limited ({why})"));
+        Ok(())
+    }
+
+    fn without_swap_cap(&mut self) -> Result<(), LimitRefused> {
+        let why = "this kernel does not account swap by control group, and the host has swap";
+        self.may_weaken("memory", &self.limits.memory, why)?;
+        self.degraded.push(format!("memory that is swapped out is not counted ({why})"));
+        Ok(())
+    }
+
+    /// Whether a limit may be held by less than the kernel.
+    fn may_weaken<T>(&self, limit: &'static str, asked: &Limit<T>, why: &str) -> Result<(), LimitRefused> {
+        match (asked.asked, self.enforcement) {
+            (Asked::Builtin, _) | (Asked::User, Enforcement::BestEffort) => Ok(()),
+            (Asked::User, Enforcement::Strict) => {
+                Err(LimitRefused { limit, why: why.to_owned(), remedy: remedy(limit, self.environment.systemd) })
+            }
+        }
+    }
+}
+
+impl Drop for Enforcer {
+    fn drop(&mut self) {
+        if let Some(watching) = &mut self.watching {
+            watching.shared.lock().ending = Ending::Now;
+            watching.shared.wake.notify_all();
+            if let Some(thread) = watching.thread.take() {
+                // A panic there has been reported already, and there is nothing left to watch.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn remedy(limit: &str, systemd: Option<Manager>) -> String {
+    let delegate = match systemd {
+        Some(_) => {
+            "have root delegate the controllers: put `[Service]` and `Delegate=cpu memory pids` into \
+             /etc/systemd/system/user@.service.d/delegate.conf, run `systemctl daemon-reload`, and log in again"
+        }
+        None => {
+            "run where control groups can be made: as a service with `Delegate=yes`, under \
+             `systemd-run --user --scope -p Delegate=yes`, or as root"
+        }
+    };
+    format!("{delegate}; or leave out `{limit}`; or set `enforce = \"best-effort\"` under `[jail]`, which every receipt then repeats")
+}
+
+/// Whether `RLIMIT_NPROC` counts the processes of one user namespace.
+fn processes_count_by_namespace() -> bool {
+    nix::sys::utsname::uname()
+        .ok()
+        .and_then(|name| release(&name.release().to_string_lossy()))
+        .is_some_and(|release| release >= PROCESSES_BY_NAMESPACE_SINCE)
+}
+
+fn release(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|one: char| !one.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// What the watch's thread holds.
+struct Watcher {
+    root: Pid,
+    started: Instant,
+    limits: Limits,
+    mechanisms: Mechanisms,
+    group: Option<Arc<Group>>,
+    layer: Option<PathBuf>,
+    tree: watch::TreeWatch,
+    layer_due: Instant,
+    parallel: u32,
+}
+
+impl Watcher {
+    fn run(mut self, shared: &Shared) {
+        let mut state = shared.lock();
+        while state.ending == Ending::Not {
+            let mut next = state.clone();
+            drop(state);
+            let pause = match next.exceeded {
+                None => self.measure(&mut next),
+                // Until the owner is done: something may have been forked past the last round.
+                Some(_) => INTERVAL,
+            };
+            if next.exceeded.is_some() {
+                // The outcome is written down before the kill, so that whoever sees the death finds its reason.
+                shared.lock().exceeded = next.exceeded;
+                kill_run(self.group.as_deref(), Some(self.root));
+            }
+            state = shared.lock();
+            let ending = state.ending;
+            *state = State { ending, ..next };
+            if state.ending == Ending::Not {
+                let waited = shared.wake.wait_timeout(state, pause);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// Measures once and returns how long the next measurement may wait.
+    fn measure(&mut self, state: &mut State) -> Duration {
+        let now = Instant::now();
+        state.usage.wall_us = micros(now.duration_since(self.started));
+        let mut pause = INTERVAL_MAX;
+
+        let over = |kind, used: u64, limit: u64| (used > limit).then_some(Exceeded { kind, used, limit });
+        let mut found = None;
+        if let Some(wall) = self.limits.wall.value() {
+            let used = now.duration_since(self.started);
+            if used >= wall {
+                found = Some(Exceeded { kind: OutcomeType::WallExceeded, used: micros(used), limit: micros(wall) });
+            }
+            pause = pause.min(wall.saturating_sub(used));
+        }
+
+        let group_counts_time = self.group.as_ref().is_some_and(|group| group.has(Controller::Accounting));
+        if let Some(group) = &self.group {
+            read_group(group, &mut state.usage);
+        }
+        let needs_tree = !group_counts_time
+            || self.mechanisms.memory == Held::ByWatching
+            || self.mechanisms.pids == Held::ByWatching;
+        if needs_tree {
+            let sample = self.tree.sample(self.limits.memory.value());
+            if !group_counts_time {
+                state.usage.cpu_us = state.usage.cpu_us.max(sample.cpu_us);
+            }
+            if self.group.as_ref().is_none_or(|group| !group.has(Controller::Memory)) {
+                state.usage.memory_peak = state.usage.memory_peak.max(sample.memory);
+            }
+            if self.group.as_ref().is_none_or(|group| !group.has(Controller::Pids)) {
+                state.usage.pids_peak = state.usage.pids_peak.max(sample.tasks);
+            }
+            if let (Held::ByWatching, Some(limit)) = (self.mechanisms.memory, self.limits.memory.value()) {
+                found = found.or(over(OutcomeType::MemoryExceeded, sample.memory, limit));
+            }
+            if let (Held::ByWatching, Some(limit)) = (self.mechanisms.pids, self.limits.pids.value()) {
+                let used = sample.tasks.saturating_sub(SHIM_PROCESSES);
+                found = found.or(over(OutcomeType::PidsExceeded, used, limit));
+            }
+            pause = pause.min(INTERVAL.max(now.elapsed() * MEASURING_SHARE));
+        }
+        if let Some(limit) = self.limits.cpu.value() {
+            let (used, limit) = (state.usage.cpu_us, micros(limit));
+            if used >= limit {
+                found = found.or(Some(Exceeded { kind: OutcomeType::CpuExceeded, used, limit }));
+            }
+            // With every processor busy the rest lasts at least this long.
+            let rest = Duration::from_micros(limit.saturating_sub(used)) / self.parallel.max(1);
+            pause = pause.min(rest.max(INTERVAL_MIN));
+        }
+        if let (Some(limit), Some(layer)) = (self.limits.write_bytes.value(), &self.layer) {
+            if now >= self.layer_due {
+                let begun = Instant::now();
+                let held = watch::held_by(layer);
+                self.layer_due = Instant::now() + LAYER_INTERVAL_MIN.max(begun.elapsed() * MEASURING_SHARE);
+                state.usage.write_bytes = held.bytes;
+                let used = if held.too_deep { u64::MAX } else { held.bytes };
+                found = found.or(over(OutcomeType::WriteExceeded, used, limit));
+                if held.too_deep {
+                    note(state, "the run's layer is nested too deeply to be measured".to_owned());
+                }
+                if held.hidden > 0 {
+                    note(state, "directories that the program made unreadable were not measured".to_owned());
+                }
+            }
+            pause = pause.min(self.layer_due.saturating_duration_since(Instant::now()));
+        }
+        state.exceeded = found;
+        pause
+    }
+}
+
+/// Writes a note down once.
+fn note(state: &mut State, text: String) {
+    if !state.notes.contains(&text) {
+        state.notes.push(text);
+    }
+}
+
+/// Takes what the group counts into the usage, never downwards.
+fn read_group(group: &Group, usage: &mut Usage) {
+    usage.cpu_us = usage.cpu_us.max(group.cpu_us().unwrap_or(0));
+    usage.memory_peak = usage.memory_peak.max(group.memory_peak().unwrap_or(0));
+    usage.pids_peak = usage.pids_peak.max(group.pids_peak().unwrap_or(0));
+}
+
+/// Kills everything in the run, once.
+fn kill_run(group: Option<&Group>, root: Option<Pid>) {
+    if let Some(group) = group {
+        group.kill();
+        return;
+    }
+    let Some(root) = root else { return };
+    let members = watch::TreeWatch::new(root).members();
+    // Pid 1 of the jail first: the kernel ends its namespace with it, forks in flight included.
+    let inits = watch::namespace_inits(&members);
+    for pid in inits.into_iter().chain(members) {
+        if let Ok(handle) = kernel::pidfd_open(pid) {
+            // The handle is of this process for good; it is killed only if it still descends from our root.
+            if pid == root || watch::TreeWatch::new(root).members().contains(&pid) {
+                // ESRCH: it died by itself, which is what was wanted.
+                let _ = kernel::pidfd_kill(&handle);
+            }
+        }
+    }
+}
+
+/// The names and numbers of the processes that the kernel killed in this group, where its log can be read.
+fn victims(group: &Group) -> Vec<String> {
+    use std::{io::Read, os::unix::fs::OpenOptionsExt};
+    // At most what the kernel keeps by default for a large host (CONFIG_LOG_BUF_SHIFT up to 18) and some.
+    const RECORDS_MAX: usize = 65_536;
+    let log = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open("/dev/kmsg");
+    let Ok(mut log) = log else { return Vec::new() };
+    let mut found = Vec::new();
+    // One read gives one record, of at most 8 KiB (dev-kmsg, Documentation/ABI/testing).
+    let mut record = [0; 8192];
+    for _ in 0..RECORDS_MAX {
+        match log.read(&mut record) {
+            Ok(0) => break,
+            Ok(length) => found.extend(victim(&String::from_utf8_lossy(&record[..length]), group)),
+            // EPIPE: records were overwritten while we read; the next read goes on behind them.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(_) => break,
+        }
+    }
+    found
+}
+
+/// The process that one record of the kernel's log says was killed in this group.
+fn victim(record: &str, group: &Group) -> Option<String> {
+    let (memcg, task, pid) = parse_oom(record)?;
+    group.is_named(memcg).then(|| format!("{task}, pid {pid} on the host"))
+}
+
+/// The group, command name and pid of an `oom-kill:` record (`dump_oom_summary`, mm/oom_kill.c).
+fn parse_oom(record: &str) -> Option<(&str, &str, u32)> {
+    let fields = record.split_once("oom-kill:")?.1.lines().next()?;
+    let (_, rest) = fields.split_once(",oom_memcg=")?;
+    let (memcg, rest) = rest.split_once(",task_memcg=")?;
+    let (_, rest) = rest.split_once(",task=")?;
+    // The program chooses its name; the last `,pid=` is the kernel's.
+    let (task, rest) = rest.rsplit_once(",pid=")?;
+    let (pid, _) = rest.split_once(',')?;
+    Some((memcg, task, pid.parse().ok()?))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,289 @@
+//! Measuring a run without a control group: its process tree from `/proc`, and its layer of the workspace from disk.
+//!
+//! Both are samples: what happens between two of them is bounded by what the tree can do in that time, and whoever
+//! uses them says so. Nothing here kills or decides.
+
+use nix::{
+    dir::Dir,
+    errno::Errno,
+    fcntl::{AtFlags, OFlag},
+    sys::stat::{fstat, fstatat, FileStat, Mode},
+    unistd::Pid,
+};
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::CString,
+    fs,
+    os::fd::AsFd,
+    path::Path,
+};
+
+/// From this share of the limit on, in percent, memory is measured exactly instead of by the cheap upper bound.
+const EXACT_FROM_PERCENT: u64 = 75;
+
+/// How deeply directories may be nested in a run's layer: each level holds a descriptor open while it is measured.
+/// Real trees stay under 64; a deeper one is taken for an attempt to hide.
+const DEPTH_MAX: usize = 200;
+
+/// One look at a process tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// Memory in bytes, shared pages counted once: the sum of proportional set sizes where the resident sum is near
+    /// the limit, the resident sum, which is never less, otherwise.
+    pub memory: u64,
+    /// Processor time in microseconds, ended children included. Never decreases from one sample to the next.
+    pub cpu_us: u64,
+    /// Processes and threads.
+    pub tasks: u64,
+}
+
+/// Watches one process and everything that descends from it.
+///
+/// Orphans of a jail become children of its pid 1, which descends from the root, so nobody leaves the tree.
+#[derive(Debug)]
+pub struct TreeWatch {
+    root: Pid,
+    page_bytes: u64,
+    tick_us: u64,
+    /// Processor ticks of each live process when last seen, by pid and start time.
+    seen: HashMap<(i32, u64), u64>,
+    /// Ticks of processes that have vanished, as last seen.
+    vanished: u64,
+    cpu_us: u64,
+}
+
+/// What `/proc/PID/stat` says (proc_pid_stat(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    parent: i32,
+    own_ticks: u64,
+    children_ticks: u64,
+    threads: u64,
+    started: u64,
+    resident_pages: u64,
+}
+
+impl TreeWatch {
+    /// A watch over `root` and its descendants.
+    pub fn new(root: Pid) -> TreeWatch {
+        use nix::unistd::{sysconf, SysconfVar};
+        let setting = |which, usual: i64| {
+            sysconf(which).ok().flatten().and_then(|value| u64::try_from(value).ok()).unwrap_or(usual.unsigned_abs())
+        };
+        TreeWatch {
+            root,
+            page_bytes: setting(SysconfVar::PAGE_SIZE, 4096),
+            tick_us: 1_000_000 / setting(SysconfVar::CLK_TCK, 100).max(1),
+            seen: HashMap::new(),
+            vanished: 0,
+            cpu_us: 0,
+        }
+    }
+
+    /// Looks once. `memory_limit` decides how exactly memory is measured.
+    pub fn sample(&mut self, memory_limit: Option<u64>) -> Sample {
+        let tree = descendants(self.root);
+        let mut sample = Sample::default();
+        let mut seen = HashMap::with_capacity(tree.len());
+        let mut own = 0_u64;
+        let mut with_children = 0_u64;
+        for (pid, stat) in &tree {
+            sample.tasks += stat.threads;
+            sample.memory = sample.memory.saturating_add(stat.resident_pages.saturating_mul(self.page_bytes));
+            own = own.saturating_add(stat.own_ticks);
+            with_children = with_children.saturating_add(stat.own_ticks).saturating_add(stat.children_ticks);
+            seen.insert((*pid, stat.started), stat.own_ticks);
+        }
+        for (process, ticks) in &self.seen {
+            if !seen.contains_key(process) {
+                self.vanished = self.vanished.saturating_add(*ticks);
+            }
+        }
+        self.seen = seen;
+        // Ended children are in their parent's sum when the parent waited for them, and only in what we saw of them
+        // when it did not; each way misses some, neither counts anything twice, so the larger is right.
+        let ticks = with_children.max(own.saturating_add(self.vanished));
+        self.cpu_us = self.cpu_us.max(ticks.saturating_mul(self.tick_us));
+        sample.cpu_us = self.cpu_us;
+        let near = memory_limit.is_some_and(|limit| sample.memory > limit / 100 * EXACT_FROM_PERCENT);
+        if near {
+            let exact = |pid: i32, stat: &Stat| {
+                proportional_bytes(pid).unwrap_or(stat.resident_pages.saturating_mul(self.page_bytes))
+            };
+            sample.memory = tree.iter().map(|(pid, stat)| exact(*pid, stat)).fold(0, u64::saturating_add);
+        }
+        sample
+    }
+
+    /// The tree's processes now, the root first.
+    pub fn members(&self) -> Vec<Pid> {
+        descendants(self.root).into_iter().map(|(pid, _)| Pid::from_raw(pid)).collect()
+    }
+}
+
+/// The root and its descendants, parents before children.
+///
+/// The kernel's own lists of children are used where it has them (`CONFIG_PROC_CHILDREN`); otherwise one pass over
+/// `/proc` finds each process's parent.
+fn descendants(root: Pid) -> Vec<(i32, Stat)> {
+    let Some(stat) = read_stat(root.as_raw()) else { return Vec::new() };
+    let mut found = vec![(root.as_raw(), stat)];
+    let listed = Path::new(&format!("/proc/{root}/task/{root}/children")).exists();
+    if listed {
+        let mut next = 0;
+        let mut known: HashSet<i32> = HashSet::from([root.as_raw()]);
+        while let Some((pid, _)) = found.get(next).copied() {
+            next += 1;
+            for child in children_of(pid) {
+                if known.insert(child) {
+                    found.extend(read_stat(child).map(|stat| (child, stat)));
+                }
+            }
+        }
+        return found;
+    }
+    let mut by_parent: HashMap<i32, Vec<(i32, Stat)>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        if let Some(stat) = read_stat(pid) {
+            by_parent.entry(stat.parent).or_default().push((pid, stat));
+        }
+    }
+    let mut next = 0;
+    while let Some((pid, _)) = found.get(next).copied() {
+        next += 1;
+        // Removing makes this end even if pids were reused into a circle during the pass.
+        found.extend(by_parent.remove(&pid).unwrap_or_default());
+    }
+    found
+}
+
+fn children_of(pid: i32) -> Vec<i32> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        children.extend(text.split_whitespace().filter_map(|word| word.parse::<i32>().ok()));
+    }
+    children
+}
+
+fn read_stat(pid: i32) -> Option<Stat> {
+    // The command name may hold any byte.
+    let bytes = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse_stat(&String::from_utf8_lossy(&bytes))
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The name is in parentheses and may hold some; the last one closes it. Field 3 follows.
+    let rest = text.get(text.rfind(')')? + 1..)?;
+    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3).copied();
+    let count = |number: usize| field(number)?.parse::<i64>().ok().map(|value| value.max(0).unsigned_abs());
+    let zombie = matches!(field(3)?, "Z" | "X");
+    Some(Stat {
+        parent: field(4)?.parse().ok()?,
+        own_ticks: count(14)? + count(15)?,
+        children_ticks: count(16)? + count(17)?,
+        threads: count(20)?,
+        started: field(22)?.parse().ok()?,
+        // A zombie's memory is gone, whatever the field says.
+        resident_pages: if zombie { 0 } else { count(24)? },
+    })
+}
+
+/// The process's proportional set size and swapped pages in bytes (proc_pid_smaps_rollup(5)).
+fn proportional_bytes(pid: i32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let kilobytes = |key: &str| {
+        text.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
+    };
+    Some((kilobytes("Pss:")? + kilobytes("SwapPss:").unwrap_or(0)).saturating_mul(1024))
+}
+
+/// How much a directory tree holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Bytes on disk, as the file system has allocated them.
+    pub bytes: u64,
+    /// Directories that could not be listed because the program took away its own right to, and are not counted.
+    pub hidden: u64,
+    /// Whether the tree is nested more deeply than is measured, which callers treat as over any limit.
+    pub too_deep: bool,
+}
+
+/// Measures how many bytes a run's own layer holds. A layer that does not exist yet holds nothing.
+///
+/// Links are never followed: the layer is written by the program, which may replace a directory by a link at any
+/// moment. Files with several names count once.
+pub fn held_by(layer: &Path) -> Held {
+    let mut held = Held::default();
+    let mut linked: HashSet<(u64, u64)> = HashSet::new();
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let Ok(top) = Dir::open(layer, flags, Mode::empty()) else { return held };
+    if let Ok(stat) = fstat(top.as_fd()) {
+        held.bytes = allocated(&stat);
+    }
+    // Each level is a directory that is open, and the names of those below it that are still to be measured.
+    let mut levels = vec![read_level(top, &mut held, &mut linked)];
+    while let Some((directory, below)) = levels.last_mut() {
+        let Some(name) = below.pop() else {
+            levels.pop();
+            continue;
+        };
+        match Dir::openat(directory.as_fd(), name.as_c_str(), flags, Mode::empty()) {
+            Ok(_) if levels.len() >= DEPTH_MAX => held.too_deep = true,
+            Ok(opened) => {
+                let level = read_level(opened, &mut held, &mut linked);
+                levels.push(level);
+            }
+            Err(Errno::EACCES | Errno::EPERM) => held.hidden += 1,
+            // Gone, or no longer a directory.
+            Err(_) => {}
+        }
+    }
+    held
+}
+
+/// Counts what lies directly in a directory, and names the directories in it.
+fn read_level(mut directory: Dir, held: &mut Held, linked: &mut HashSet<(u64, u64)>) -> (Dir, Vec<CString>) {
+    let names: Vec<CString> = directory
+        .iter()
+        // A directory that changes while it is read may end early; the next measurement sees the rest.
+        .map_while(Result::ok)
+        .map(|entry| entry.file_name().to_owned())
+        .filter(|name| !matches!(name.to_bytes(), b"." | b".."))
+        .collect();
+    let mut below = Vec::new();
+    for name in names {
+        let Ok(stat) = fstatat(directory.as_fd(), name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) else { continue };
+        let is_directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        if !is_directory && stat.st_nlink > 1 && !linked.insert((stat.st_dev, stat.st_ino)) {
+            continue;
+        }
+        held.bytes = held.bytes.saturating_add(allocated(&stat));
+        if is_directory {
+            below.push(name);
+        }
+    }
+    (directory, below)
+}
+
+/// `st_blocks` counts units of 512 bytes, whatever the block size (stat(2)).
+fn allocated(stat: &FileStat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
+}
+
+/// The processes among these that are pid 1 of a pid namespace of their own, found by their `NSpid` line.
+///
+/// Killing one makes the kernel kill the whole namespace, with no race against forks (pid_namespaces(7)).
+pub fn namespace_inits(members: &[Pid]) -> Vec<Pid> {
+    members.iter().copied().filter(|pid| is_namespace_init(*pid)).collect()
+}
+
+fn is_namespace_init(pid: Pid) -> bool {
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let Some(line) = status.lines().find_map(|line| line.strip_prefix("NSpid:")) else { return false };
+    let numbers: Vec<&str> = line.split_whitespace().collect();
+    numbers.len() > 1 && numbers.last() == Some(&"1")
+}
