@@ -47,15 +47,9 @@ fn arguments(plan: &Plan, program: &Bytes, staged: &[Option<PathBuf>]) -> Result
     let mut all: Vec<OsString> = vec![program.to_os()];
     let mut push =
         |words: &[&dyn AsRef<std::ffi::OsStr>]| all.extend(words.iter().map(|word| word.as_ref().to_owned()));
-    push(&[
-        &"--unshare-user",
-        &"--unshare-all",
-        &"--die-with-parent",
-        &"--as-pid-1",
-        &"--clearenv",
-        &"--hostname",
-        &plan.run,
-    ]);
+    // The capability that emptying the bounding set takes; the shim gives it up right after.
+    push(&[&"--cap-add", &"CAP_SETPCAP"]);
+    push(&[&"--unshare-user", &"--unshare-all", &"--as-pid-1", &"--clearenv", &"--hostname", &plan.run]);
     push(&[&"--uid", &plan.ids.jail_uid.to_string(), &"--gid", &plan.ids.jail_gid.to_string()]);
     for (mount, staged) in plan.mounts.iter().zip(staged) {
         match (mount, staged) {

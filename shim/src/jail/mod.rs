@@ -66,8 +66,8 @@ fn outer(control: &OwnedFd) -> Result<Infallible, StepFailed> {
     // While still the caller: a privileged caller's views are opened and mapped before its privilege is given up.
     let sources = step("views", || sources::open_as_caller(&plan))?;
     step("host user", || ids::become_host_user(&plan.ids))?;
-    // After the change of user, which clears it.
-    step("parent death", || ids::die_with_parent())?;
+    // From here on the jail ends with the control socket, not with the thread that happened to start the shim:
+    // prctl(2) ties PR_SET_PDEATHSIG to that thread.
     match &plan.launcher {
         Launcher::Native => native(control, &plan, sources, standard),
         Launcher::Bwrap { program } => bwrap::launch(control, &plan, program, sources, standard, &plan_file),
@@ -83,17 +83,22 @@ fn native(
     // One call for all: the user namespace first among them, because it owns the others.
     step("namespaces", || ids::unshare_all(&plan.without))?;
     step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, plan.ids.jail_uid, plan.ids.jail_gid))?;
-    step("nested namespaces", || ids::forbid_nested_namespaces())?;
+    // A second lock on what the system-call list refuses already; a read-only /proc/sys costs only this one.
+    if let Err(failure) = ids::forbid_nested_namespaces() {
+        let degraded = FromShim::Degraded { layer: "nested namespaces".to_owned(), reason: failure.summary() };
+        step("control socket", || channel::send(control.as_fd(), &degraded, &[]).at("sendmsg", "the supervisor"))?;
+    }
     // An ordinary caller may copy mounts only now, as owner of the new namespace.
     let sources = step("views", || sources.open_the_rest(plan))?;
     if let Some(pid_one) = step("pid 1", || sys::fork().at("fork", "the jail's first process"))? {
         drop((sources, standard));
         wait_for(control, pid_one)
     }
-    step("parent death", || ids::die_with_parent())?;
+    // The outer process has one thread, so this means what it says.
+    step("parent death", ids::die_with_parent)?;
     step("host name", || nix::unistd::sethostname(&plan.run).at("sethostname", &plan.run))?;
     if !plan.without.contains(&Layer::Network) {
-        step("loopback", || ids::raise_loopback())?;
+        step("loopback", ids::raise_loopback)?;
     }
     if !plan.without.contains(&Layer::Mounts) {
         step("view", || view::build(&plan.mounts, sources))?;

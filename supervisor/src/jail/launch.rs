@@ -52,8 +52,7 @@ pub fn find_bwrap(path: &std::ffi::OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|directory| directory.join("bwrap")).find(|candidate| candidate.is_file())
 }
 
-/// Starts the shim, which waits for [`Shim::begin`]. Call from a thread that lives as long as the run: the kernel
-/// ends the shim when the thread that started it ends (prctl(2), `PR_SET_PDEATHSIG`).
+/// Starts the shim, which waits for [`Shim::begin`].
 pub fn spawn(shim: &Path) -> io::Result<Shim> {
     let (control, far) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
     let child = Command::new(shim)

@@ -153,7 +153,9 @@ pub enum ScanError {
         source: io::Error,
     },
     /// More entries than we list.
-    #[error("the run changed more than {MAX_ENTRIES} files; discard it, or let it write fewer (for example into /tmp)")]
+    #[error(
+        "the run changed more than {MAX_ENTRIES} files; discard it, or let it write fewer (for example into /tmp)"
+    )]
     TooMany,
 }
 
@@ -357,9 +359,8 @@ impl<'a> Scan<'a> {
             (_, below) => {
                 let mut content = tree::open_file_at(upper.as_fd(), name).map_err(at(&path))?;
                 after.digest = Some(tree::digest(&mut content).map_err(at(&path))?.0);
-                let copied_up = lower.is_some()
-                    && below.is_none()
-                    && marks(handle.as_fd()).map_err(at(&path))?.copied_up;
+                let copied_up =
+                    lower.is_some() && below.is_none() && marks(handle.as_fd()).map_err(at(&path))?.copied_up;
                 if copied_up {
                     self.origins.insert(path.clone());
                 }
@@ -495,7 +496,8 @@ impl<'a> Scan<'a> {
         self.pair_files()?;
         self.pair_directories()?;
         self.judge_origins();
-        self.changes.sort_by(|left, right| (&left.path, left.before.is_some()).cmp(&(&right.path, right.before.is_some())));
+        self.changes
+            .sort_by(|left, right| (&left.path, left.before.is_some()).cmp(&(&right.path, right.before.is_some())));
         self.skipped.sort_by(|left, right| left.path.cmp(&right.path));
         Ok((ChangeSet { changes: self.changes, skipped: self.skipped }, self.groups))
     }
@@ -614,10 +616,8 @@ impl<'a> Scan<'a> {
             let Some(group) = found else { continue };
             let sources = deleted.remove(&group).unwrap_or_default();
             let Some(from_top) = self.shortest(&sources) else { continue };
-            let pairs: Vec<(usize, PathBuf)> = members
-                .iter()
-                .map(|(path, index)| (*index, rebased(path, &top, &from_top)))
-                .collect();
+            let pairs: Vec<(usize, PathBuf)> =
+                members.iter().map(|(path, index)| (*index, rebased(path, &top, &from_top))).collect();
             let mut before: HashMap<PathBuf, Summary> = HashMap::new();
             for index in &sources {
                 if let Some(summary) = self.changes[*index].before.take() {

@@ -5,7 +5,9 @@
 //! deeper than any stack or PATH_MAX.
 
 use crate::effect::Digest;
-use rustix::fs::{self as kernel, AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timestamps, Uid};
+use rustix::fs::{
+    self as kernel, AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, ResolveFlags, Stat, Timestamps, Uid,
+};
 use std::{
     ffi::{OsStr, OsString},
     fs::File,
@@ -73,7 +75,9 @@ pub fn open_listing(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     match open_directory(root, path, OFlags::RDONLY) {
         Err(error) if denied(&error) => {
             let handle = open_directory_forced(root, path)?;
-            with_rights(handle.as_fd(), 0o700, || open_strict(handle.as_fd(), Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY))
+            with_rights(handle.as_fd(), 0o700, || {
+                open_strict(handle.as_fd(), Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY)
+            })
         }
         other => other,
     }
@@ -87,7 +91,9 @@ pub fn open_directory_forced(root: BorrowedFd<'_>, path: &Path) -> io::Result<Ow
     }
     let mut at = open_strict(root, Path::new("."), OFlags::PATH | OFlags::DIRECTORY)?;
     for name in path.iter() {
-        let step = |from: BorrowedFd<'_>| open_strict(from, Path::new(name), OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW);
+        let step = |from: BorrowedFd<'_>| {
+            open_strict(from, Path::new(name), OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW)
+        };
         at = match step(at.as_fd()) {
             Err(error) if denied(&error) => with_rights(at.as_fd(), 0o700, || step(at.as_fd()))?,
             other => other?,
@@ -138,7 +144,9 @@ pub fn parent_of<'p>(root: BorrowedFd<'_>, path: &'p Path) -> io::Result<(OwnedF
 pub fn look(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<Stat>> {
     let (parent, name) = match parent_of(root, path) {
         Ok(found) => found,
-        Err(error) if absent(&error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => return Ok(None),
+        Err(error) if absent(&error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => {
+            return Ok(None)
+        }
         Err(error) => return Err(error),
     };
     look_at(parent.as_fd(), name)
@@ -164,7 +172,9 @@ pub fn look_at(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<Sta
 /// # Errors
 /// EINVAL when it is no regular file.
 pub fn open_file_at(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<File> {
-    let open = |flags: OFlags| open_strict(directory, Path::new(name), flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY);
+    let open = |flags: OFlags| {
+        open_strict(directory, Path::new(name), flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)
+    };
     let file = match open(OFlags::RDONLY) {
         Err(error) if denied(&error) => {
             let handle = open_at(directory, name)?;
@@ -294,7 +304,11 @@ pub fn xattr_names(handle: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
         Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
         Err(error) => return Err(error.into()),
     };
-    Ok(list.split(|byte| *byte == 0).filter(|name| !name.is_empty()).map(|name| OsString::from_vec(name.to_vec())).collect())
+    Ok(list
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .map(|name| OsString::from_vec(name.to_vec()))
+        .collect())
 }
 
 /// One extended attribute; none where it is not set or the object cannot have one.
