@@ -227,8 +227,13 @@ pub enum ToShim {
     /// Build the jail. Attached: the plan's memory file, then the program's three standard descriptors (those that
     /// are the terminal are /dev/null here).
     Begin,
+    /// Execute the program: the view stands, and that it starts is on disk.
+    Execute,
     /// Send this signal to the program's process group.
-    Signal { number: i32 },
+    Signal {
+        /// Its number.
+        number: i32,
+    },
     /// The terminal is in the foreground again: continue the stopped program.
     Continue,
 }

@@ -195,7 +195,7 @@ impl Init<'_> {
                 }
                 let _ = killpg(self.program, Signal::SIGCONT);
             }
-            Ok(Some((ToShim::Begin, _))) => {}
+            Ok(Some((ToShim::Begin | ToShim::Execute, _))) => {}
             // The supervisor is gone: the jail ends with it.
             Ok(None) | Err(_) => super::exit(125),
         }

@@ -123,7 +123,20 @@ fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallib
     attached.extend(terminal.as_ref().map(|terminal| terminal.master.as_fd()));
     let built = FromShim::Built { workspace: true, terminal: terminal.is_some() };
     step("control socket", || channel::send(control.as_fd(), &built, &attached).at("sendmsg", "the supervisor"))?;
+    wait_for_leave(control);
     init::run(control, plan, standard, terminal.map(|terminal| terminal.slave))
+}
+
+/// Waits for the supervisor's word to execute the program.
+fn wait_for_leave(control: &OwnedFd) {
+    loop {
+        match channel::receive::<ToShim>(control.as_fd()) {
+            Ok(Some((ToShim::Execute, _))) => return,
+            // There is no program yet that a signal could be for.
+            Ok(Some((ToShim::Begin | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
+            Ok(None) | Err(_) => exit(COULD_NOT_START),
+        }
+    }
 }
 
 /// The outer process's whole later life: to be the one that the supervisor waits for.

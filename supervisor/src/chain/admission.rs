@@ -268,9 +268,10 @@ impl Reach {
                 fs::Node::File { .. } | fs::Node::Link { .. } => Reach::Below,
                 fs::Node::Directory { .. } | fs::Node::Attributes { .. } => Reach::Itself,
             },
-            Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. }) | Request::Run(_) | Request::Jail(_) => {
-                Reach::Itself
-            }
+            Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. })
+            | Request::Run(_)
+            | Request::Jail(_)
+            | Request::Api(_) => Reach::Itself,
         }
     }
 }
@@ -488,6 +489,7 @@ impl<'a> Objects<'a> {
             (Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => {
                 return Err(JAIL_REFUSED)
             }
+            (Kind::ApiRequest, _) | (_, Request::Api(_)) => return Err("a request that is no effect is never admitted"),
             (Kind::FsRead, Request::Fs(fs::Request::Read { path, .. }))
             | (Kind::FsList, Request::Fs(fs::Request::List { path }))
             | (Kind::FsWrite, Request::Fs(fs::Request::Write { path, .. }))

@@ -1,1 +1,7 @@
-//! service
+//! The supervisor as a library object: one run from its request to its outcome.
+//!
+//! `tollgate run` uses it in process; a host service uses the same behind a socket.
+
+pub mod caller;
+pub mod denials;
+pub mod run;

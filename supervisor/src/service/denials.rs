@@ -1,0 +1,207 @@
+//! What the jail's layers refused, as effects with a decision.
+//!
+//! The shim reports candidates: it sees that a path is not in the view, not whether the host has it. Here each is
+//! held against the host, and only what the jail kept from the program becomes a receipt. A file that is nowhere is
+//! a plain failure, as it would be without a jail.
+
+use crate::{
+    chain::Answer,
+    effect::{self, jail, Door, Effect, Kind, Request, Resource, RoomId, Subject},
+    jail::seccomp::syscall_name,
+};
+use std::{
+    ffi::OsStr,
+    os::unix::{ffi::OsStrExt, fs::FileTypeExt},
+    path::{Path, PathBuf},
+};
+use tollgate_shim::protocol::{Denied, Wanted};
+
+/// What the judgement needs to know of the run.
+pub struct Context {
+    /// The workspace's path.
+    pub workspace: PathBuf,
+    /// Whether it is read-only for this run.
+    pub read_only: bool,
+    /// Who acts.
+    pub subject: Subject,
+    /// Where.
+    pub room: Option<RoomId>,
+}
+
+/// The effect that was refused and the refusal, or none if the jail had no part in it.
+pub fn judge(denied: &Denied, context: &Context) -> Option<(Effect, Answer)> {
+    let object = denied.object.to_path();
+    let (kind, resource, answer) = match denied.access {
+        Wanted::Syscall => {
+            let name = syscall_name(denied.syscall).map_or_else(|| denied.syscall.to_string(), str::to_owned);
+            let answer = Answer::refused(
+                "seccomp",
+                format!("the system call `{name}` is not in the run's list"),
+                "a policy can name another list with `[jail] seccomp`; `tollgate policy show` prints the one in use",
+            );
+            (Kind::ProcessSyscall, Resource::Syscall { name }, answer)
+        }
+        Wanted::Connect => connect(&object)?,
+        Wanted::Read | Wanted::Write | Wanted::Delete | Wanted::Execute => path(denied, &object, context)?,
+    };
+    let request = Request::Jail(jail::Request {
+        syscall: syscall_name(denied.syscall).map_or_else(|| denied.syscall.to_string(), str::to_owned),
+        errno: errno_name(denied.errno),
+        process: denied.comm.to_os().to_string_lossy().into_owned(),
+        pid: denied.pid,
+    });
+    let (subject, room) = (context.subject.clone(), context.room.clone());
+    Some((Effect { kind, resource, subject, room, door: Door::Jail, request }, answer))
+}
+
+fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Resource, Answer)> {
+    let kind = match denied.access {
+        Wanted::Read => Kind::FsRead,
+        Wanted::Delete => Kind::FsDelete,
+        Wanted::Execute => Kind::ProcessExec,
+        Wanted::Write | Wanted::Connect | Wanted::Syscall => Kind::FsWrite,
+    };
+    let shown = spelled(object);
+    if let Ok(inside) = object.strip_prefix(&context.workspace) {
+        let path = effect::path::workspace_path(inside).ok()?;
+        let answer = Answer::refused(
+            "view",
+            format!("`{shown}` was not changed: the workspace is read-only for this run"),
+            "leave out `--read-only`, or choose a policy whose workspace is read-write",
+        );
+        return context.read_only.then_some((kind, Resource::Workspace { path }, answer));
+    }
+    let resource = Resource::Host { path: shown.clone() };
+    if denied.errno == libc::EROFS {
+        let answer = Answer::refused(
+            "view",
+            format!("`{shown}` was not changed: outside the workspace the view is read-only"),
+            "write below the workspace, $HOME or /tmp; nothing else is ever written",
+        );
+        return Some((kind, resource, answer));
+    }
+    let on_host = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    let (known, verb) = match denied.access {
+        // Making something needs a place to make it in.
+        Wanted::Write => (object.parent().is_some_and(on_host), "written"),
+        Wanted::Delete => (on_host(object), "deleted"),
+        Wanted::Execute => (on_host(object), "executed"),
+        Wanted::Read | Wanted::Connect | Wanted::Syscall => (on_host(object), "read"),
+    };
+    let hint = match denied.access {
+        Wanted::Read | Wanted::Execute => format!("show it, read-only, with `--view {}`", spelled(view_for(object))),
+        _ => "write below the workspace, $HOME or /tmp; a folder elsewhere can only be shown read-only".to_owned(),
+    };
+    let reason = format!("`{shown}` was not {verb}: it is outside what the run's view shows");
+    known.then(|| (kind, resource, Answer::refused("view", reason, hint)))
+}
+
+/// The narrowest folder that makes a file usable: for a program or library, its installation.
+pub fn view_for(path: &Path) -> &Path {
+    let parent = path.parent().unwrap_or(path);
+    match parent.file_name().map(OsStr::as_bytes) {
+        Some(b"bin" | b"sbin" | b"lib" | b"shims") => parent.parent().unwrap_or(parent),
+        _ if path.is_dir() => path,
+        _ => parent,
+    }
+}
+
+fn connect(object: &Path) -> Option<(Kind, Resource, Answer)> {
+    let bytes = object.as_os_str().as_bytes();
+    let shown = spelled(object);
+    let (known, reason, hint) = match bytes {
+        b"dns" => (
+            true,
+            "a name was not looked up: this run has no network".to_owned(),
+            "have what the program needs in the workspace or in a view before the run",
+        ),
+        [b'@', name @ ..] => (
+            abstract_socket_exists(name),
+            format!("`{shown}` is a socket of the host: the run's network namespace does not have it"),
+            "sockets of the host are never shared with a run",
+        ),
+        [b'/', ..] => (
+            std::fs::symlink_metadata(object).is_ok_and(|found| found.file_type().is_socket()),
+            format!("`{shown}` is a socket of the host, which leads nowhere from inside the run"),
+            "sockets of the host are never shared with a run",
+        ),
+        _ => (
+            true,
+            format!("nothing was sent to {shown}: this run has no network but its own loopback"),
+            "have what the program needs in the workspace or in a view before the run",
+        ),
+    };
+    known.then(|| (Kind::NetConnect, Resource::Address { to: shown }, Answer::refused("network", reason, hint)))
+}
+
+/// Whether the host has a socket of this abstract name (proc_net(5), `/proc/net/unix`).
+fn abstract_socket_exists(name: &[u8]) -> bool {
+    let wanted: Vec<u8> = [b"@", name].concat();
+    let Ok(table) = std::fs::read("/proc/net/unix") else { return false };
+    // The name is the last field, with `@` for its leading zero byte and for every other.
+    table.split(|byte| *byte == b'\n').any(|line| {
+        line.windows(wanted.len() + 1).next_back().is_some_and(|end| end[0] == b' ' && end[1..] == wanted[..])
+    })
+}
+
+/// A path as text: bytes that are not UTF-8 as `\xNN`, a backslash doubled.
+pub fn spelled(path: &Path) -> String {
+    let mut text = String::new();
+    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+        text.push_str(&chunk.valid().replace('\\', "\\\\"));
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+fn errno_name(errno: i32) -> String {
+    format!("{:?}", nix::errno::Errno::from_raw(errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn denied(access: Wanted, object: &str, errno: i32) -> Denied {
+        Denied { syscall: libc::SYS_openat, access, object: object.into(), errno, pid: 2, comm: "sh".into(), times: 1 }
+    }
+
+    fn context(read_only: bool) -> Context {
+        let subject = Subject { uid: 1000, run: None, agent: None };
+        Context { workspace: "/w".into(), read_only, subject, room: None }
+    }
+
+    #[test]
+    fn a_file_that_is_nowhere_is_no_refusal() {
+        assert!(judge(&denied(Wanted::Read, "/no/such/file", libc::ENOENT), &context(false)).is_none());
+    }
+
+    #[test]
+    fn a_hidden_file_is_a_refusal_with_the_flag_to_add() {
+        let (effect, answer) = judge(&denied(Wanted::Read, "/etc/passwd", libc::ENOENT), &context(false)).unwrap();
+        assert_eq!(effect.resource, Resource::Host { path: "/etc/passwd".into() });
+        assert_eq!(effect.kind, Kind::FsRead);
+        assert!(answer.hint.contains("--view /etc"), "{}", answer.hint);
+    }
+
+    #[test]
+    fn a_write_into_a_read_only_workspace_is_a_refusal_and_into_a_writable_one_is_not() {
+        let write = denied(Wanted::Write, "/w/a/b", libc::EROFS);
+        assert_eq!(judge(&write, &context(true)).unwrap().0.resource, Resource::Workspace { path: "a/b".into() });
+        assert!(judge(&write, &context(false)).is_none());
+    }
+
+    #[test]
+    fn a_call_outside_the_list_is_named() {
+        let call = Denied { syscall: libc::SYS_mount, ..denied(Wanted::Syscall, "", libc::EPERM) };
+        assert_eq!(judge(&call, &context(false)).unwrap().0.resource, Resource::Syscall { name: "mount".into() });
+    }
+
+    #[test]
+    fn the_view_for_a_program_is_its_installation() {
+        assert_eq!(view_for(Path::new("/opt/tool/bin/tool")), Path::new("/opt/tool"));
+        assert_eq!(view_for(Path::new("/srv/data/x.csv")), Path::new("/srv/data"));
+    }
+}
