@@ -5,6 +5,10 @@
 //! whether a change is allowed: that is the chain's, asked by [`crate::doors::workspace`]. Nothing here starts a
 //! program, git least of all: a workspace's own settings must not run on the host.
 
+pub mod batch;
 pub mod changes;
 pub mod path;
 pub mod tree;
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -354,6 +354,11 @@ pub fn set_user_xattrs(handle: BorrowedFd<'_>, wanted: &[(OsString, Vec<u8>)]) -
     with_rights(handle, 0o600, change)
 }
 
+/// Sets one extended attribute through a handle.
+pub fn set_xattr(handle: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> io::Result<()> {
+    Ok(kernel::setxattr(proc_path(handle), name, value, kernel::XattrFlags::empty())?)
+}
+
 /// A link's target.
 pub fn link_target(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<PathBuf> {
     let target = kernel::readlinkat(directory, name, Vec::new())?;

@@ -1,0 +1,133 @@
+//! What the room's tests share: a workspace and a run's layer as overlayfs would have left it.
+
+use super::{batch::Batch, tree};
+use crate::effect::RunId;
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
+};
+
+/// Whether two states must agree on inodes too.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inodes {
+    Compared,
+    Ignored,
+}
+
+/// A workspace, a run's directory with `upper`, and handles of them.
+pub(crate) struct Fixture {
+    folder: tempfile::TempDir,
+    pub(crate) run: RunId,
+    pub(crate) run_dir: OwnedFd,
+    pub(crate) workspace: OwnedFd,
+    pub(crate) upper: OwnedFd,
+    pub(crate) since_ns: i64,
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Fixture {
+        // In memory where it can be: a batch syncs its file system, which on a busy disk takes most of a test's time.
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        for name in ["workspace", "run/upper"] {
+            std::fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        let open = |name: &str| tree::open_root(&folder.path().join(name)).unwrap();
+        Fixture {
+            run: RunId("run000000001".to_owned()),
+            run_dir: open("run"),
+            workspace: open("workspace"),
+            upper: open("run/upper"),
+            since_ns: 0,
+            folder,
+        }
+    }
+
+    /// The run starts: what the workspace holds now is old. Inode times step with the kernel's tick.
+    pub(crate) fn started(mut self) -> Fixture {
+        std::thread::sleep(std::time::Duration::from_millis(12));
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        self.since_ns = i64::try_from(now.as_nanos()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(12));
+        self
+    }
+
+    pub(crate) fn workspace_path(&self) -> PathBuf {
+        self.folder.path().join("workspace")
+    }
+
+    pub(crate) fn run_path(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    pub(crate) fn upper_path(&self) -> PathBuf {
+        self.folder.path().join("run/upper")
+    }
+
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch {
+            run: &self.run,
+            run_dir: &self.run_dir,
+            workspace: &self.workspace,
+            source: &self.upper,
+            since_ns: self.since_ns,
+            shift: None,
+            stop: None,
+        }
+    }
+
+    /// What the overlay leaves where the run removed something.
+    pub(crate) fn whiteout(&self, path: &str) {
+        use nix::sys::stat::{mknod, Mode, SFlag};
+        mknod(&self.upper_path().join(path), SFlag::S_IFCHR, Mode::empty(), 0).unwrap();
+    }
+
+    /// What the overlay leaves where the run touched a file, here or after a rename.
+    pub(crate) fn copy_up(&self, path: &str, to: &str) -> PathBuf {
+        let (from, to) = (self.workspace_path().join(path), self.upper_path().join(to));
+        std::fs::copy(&from, &to).unwrap();
+        let times = std::fs::FileTimes::new().set_modified(std::fs::metadata(&from).unwrap().modified().unwrap());
+        let file = std::fs::File::options().read(true).open(&to).unwrap();
+        file.set_times(times).unwrap();
+        tree::set_xattr(file.as_fd(), OsStr::new("user.overlay.origin"), b"").unwrap();
+        to
+    }
+
+    /// Marks a directory of the layer as hiding what the workspace holds there.
+    pub(crate) fn opaque(&self, path: &str) {
+        let handle = tree::open_root(&self.upper_path().join(path)).unwrap();
+        tree::set_xattr(handle.as_fd(), OsStr::new("user.overlay.opaque"), b"y").unwrap();
+    }
+}
+
+/// Every path below a root with its type, mode, content and, if asked, inode and time.
+pub(crate) fn tree_state(root: &Path, inodes: Inodes) -> BTreeMap<PathBuf, String> {
+    let mut state = BTreeMap::new();
+    let mut pending = vec![root.to_path_buf()];
+    while let Some(directory) = pending.pop() {
+        for entry in std::fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let data = std::fs::symlink_metadata(&path).unwrap();
+            let content = if data.is_file() {
+                format!("{:?} {}.{}", std::fs::read(&path).unwrap(), 0, 0)
+            } else if data.is_symlink() {
+                format!("{:?}", std::fs::read_link(&path).unwrap())
+            } else {
+                pending.push(path.clone());
+                String::new()
+            };
+            let exact = match inodes {
+                Inodes::Compared if data.is_file() => format!(" {} {}.{}", data.ino(), data.mtime(), data.mtime_nsec()),
+                Inodes::Compared => format!(" {}", data.ino()),
+                Inodes::Ignored => String::new(),
+            };
+            let path = path.strip_prefix(root).unwrap().to_path_buf();
+            state.insert(path, format!("{:o} {content}{exact}", data.mode()));
+        }
+    }
+    state
+}
