@@ -14,7 +14,8 @@ use super::{
 };
 use crate::{
     chain::{Answer, BoxFuture, Chain, Decision, World},
-    effect::{api, Door, Effect, Kind, Request as Arguments, Resource, RoomId, Subject},
+    effect::{api, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
+    ledger::{Draft, Ledger},
 };
 use http_body_util::Limited;
 use hyper::{
@@ -94,6 +95,26 @@ pub trait Insight: Send + Sync {
 pub trait Refusals: Send + Sync {
     /// Appends one receipt that stands for this many equal requests.
     fn record(&self, effect: &Effect, answer: &Answer, times: u64);
+}
+
+/// Writes refused requests into the chain of one run, without waiting for it.
+pub struct LedgerRefusals {
+    ledger: Ledger,
+    run: RunId,
+}
+
+impl LedgerRefusals {
+    /// Into this run's chain.
+    pub fn new(ledger: Ledger, run: RunId) -> LedgerRefusals {
+        LedgerRefusals { ledger, run }
+    }
+}
+
+impl Refusals for LedgerRefusals {
+    fn record(&self, effect: &Effect, answer: &Answer, times: u64) {
+        let draft = Draft::now(&self.run, effect, answer, &**self.ledger.clock());
+        self.ledger.append_unattended(draft.repeated(times));
+    }
 }
 
 /// The answer to `GET /v1/self`.

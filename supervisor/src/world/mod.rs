@@ -1,1 +1,3 @@
-//! world
+//! The world: the code that really does what the chain allowed.
+
+pub mod runs;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     chain::{Handler, Next},
-    effect::{fs, run, Digest, RunId},
+    effect::{fs, run, Digest},
 };
 use proptest::prelude::*;
 use serde_json::{json, Value};
@@ -359,6 +359,42 @@ async fn a_forged_receipt_and_an_unknown_kind_are_refused_and_written_down() {
     assert!(stage.seen().is_empty());
     let expected = ["no-such-route", "unknown-kind", "not-at-this-door"].map(|problem| (problem.to_owned(), 1));
     assert_eq!(stage.refusals.problems(), expected);
+}
+
+#[tokio::test]
+async fn a_refused_request_is_in_the_runs_chain_with_its_count() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let ledger = Ledger::open(&root.path().join("state")).expect("opens");
+    let record = super::super::control::tests::record("abcdefghijk1", 1000);
+    ledger.insert_run(&record).expect("inserts");
+    let stage = Stage::new();
+    let refusals = LedgerRefusals::new(ledger.clone(), record.id.clone());
+    for (effect, answer, times) in {
+        stage.play(|socket| async move { drop(effect(&socket, json!({"kind": "receipt/write"})).await) }).await;
+        std::mem::take(&mut *stage.refusals.0.lock().expect("is not poisoned"))
+    } {
+        refusals.record(&effect, &answer, times + 2);
+    }
+    // A later append is behind it in the same queue.
+    let last = Effect { kind: Kind::ApiRequest, ..stage_effect() };
+    let draft = Draft::now(&record.id, &last, &Answer::refused(DOOR, "last", ""), &**ledger.clock());
+    assert_eq!(ledger.append(draft).expect("appends").seq, 2);
+    let receipts: Vec<_> =
+        ledger.receipts(&Default::default()).expect("reads").map(|one| one.expect("reads")).collect();
+    assert_eq!((receipts[0].kind, receipts[0].times), (Kind::ApiRequest, 3));
+    assert_eq!(receipts[0].subject, subject());
+    assert!(receipts[0].reason.contains("receipt/write"), "{}", receipts[0].reason);
+}
+
+fn stage_effect() -> Effect {
+    Effect {
+        kind: Kind::ApiRequest,
+        resource: Resource::Run { id: "abcdefghijk1".to_owned() },
+        subject: subject(),
+        room: None,
+        door: Door::Api,
+        request: Arguments::Api(api::Request { problem: "malformed".to_owned(), route: "other".to_owned() }),
+    }
 }
 
 #[tokio::test]

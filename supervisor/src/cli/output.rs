@@ -1,0 +1,248 @@
+//! How subcommands print: data to stdout, talk to stderr.
+//!
+//! Names and paths come from programs that nobody trusts, so in tables every control character is escaped; with
+//! `--json` the JSON does it. A reader that hangs up (`| head`) ends a command quietly.
+
+use crate::{doors::control::ClientError, ledger};
+use serde::Serialize;
+use std::{
+    error::Error,
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// Why a subcommand failed, as `main` tells it.
+#[derive(Debug)]
+pub struct Failure {
+    /// What failed, on which object.
+    pub message: String,
+    /// Causes, outermost first.
+    pub causes: Vec<String>,
+    /// What to do; may be empty.
+    pub hint: String,
+    /// The exit status.
+    pub status: u8,
+    /// Nothing is to be printed: the reader of our output hung up.
+    pub quiet: Quiet,
+}
+
+/// Whether a failure is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quiet {
+    /// It is.
+    Told,
+    /// It is not, and the status is 0.
+    HungUp,
+}
+
+impl Failure {
+    /// A failure with the exit status 1.
+    pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+        let (message, hint) = (message.into(), hint.into());
+        Failure { message, causes: Vec::new(), hint, status: 1, quiet: Quiet::Told }
+    }
+
+    /// The same with the causes of this error.
+    pub fn because(mut self, error: &(dyn Error + 'static)) -> Failure {
+        let mut next = Some(error);
+        while let Some(cause) = next {
+            self.causes.push(cause.to_string());
+            next = cause.source();
+        }
+        self
+    }
+
+    /// Prints it to stderr, and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        match self.quiet {
+            Quiet::HungUp => ExitCode::SUCCESS,
+            Quiet::Told => {
+                // With stderr closed there is nobody to tell.
+                let _ = io::stderr().write_all(self.to_string().as_bytes());
+                ExitCode::from(self.status)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "error: {}", escape(&self.message))?;
+        for cause in &self.causes {
+            writeln!(f, "  caused by: {}", escape(cause))?;
+        }
+        match self.hint.as_str() {
+            "" => Ok(()),
+            hint => writeln!(f, "hint: {}", escape(hint)),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(cause: io::Error) -> Failure {
+        if cause.kind() == io::ErrorKind::BrokenPipe {
+            return Failure { quiet: Quiet::HungUp, status: 0, ..Failure::new("", "") };
+        }
+        Failure::new("cannot write the output", "check where stdout leads").because(&cause)
+    }
+}
+
+impl From<ledger::Error> for Failure {
+    fn from(cause: ledger::Error) -> Failure {
+        let failure = Failure::new(cause.to_string(), "");
+        match cause.source() {
+            Some(source) => failure.because(source),
+            None => failure,
+        }
+    }
+}
+
+impl Failure {
+    /// The run's supervisor could not be asked.
+    pub fn control(run: &str, cause: &ClientError) -> Failure {
+        Failure::new(format!("cannot reach run {run}"), "`tollgate ps --all` shows where it stands").because(cause)
+    }
+}
+
+/// Prints one object on one line.
+///
+/// # Errors
+/// As write(2).
+pub fn json_line(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    out.write_all(&line)
+}
+
+/// Prints rows in aligned columns, the first row being the header. The last column is not padded.
+///
+/// # Errors
+/// As write(2).
+pub fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    for row in rows {
+        let mut line = String::new();
+        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
+            match index + 1 == N {
+                true => line.push_str(cell),
+                false => line.push_str(&format!("{cell:width$}  ")),
+            }
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Text with its control characters, and those that reorder a line (Unicode's bidirectional controls), escaped.
+pub fn escape(text: &str) -> String {
+    let hostile = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}')
+    };
+    if !text.contains(hostile) {
+        return text.to_owned();
+    }
+    text.chars().fold(String::with_capacity(text.len() + 8), |mut escaped, c| {
+        match hostile(c) {
+            true => escaped.extend(c.escape_default()),
+            false => escaped.push(c),
+        }
+        escaped
+    })
+}
+
+/// At most this many characters of a text, the cut marked.
+pub fn shorten(text: &str, width: usize) -> String {
+    match text.char_indices().nth(width) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
+/// An argument vector as a shell would take it, for reading.
+pub fn command_line(words: &[String]) -> String {
+    let plain = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "-_./=:,+@%^".contains(c));
+    let quoted = |word: &String| match plain(word) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    escape(&words.iter().map(quoted).collect::<Vec<_>>().join(" "))
+}
+
+/// A number of bytes for reading.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut scaled = count as f64;
+    let mut unit = "B";
+    for next in UNITS {
+        if scaled < 1024.0 {
+            break;
+        }
+        (scaled, unit) = (scaled / 1024.0, next);
+    }
+    match unit {
+        "B" => format!("{count} B"),
+        unit => format!("{scaled:.1} {unit}"),
+    }
+}
+
+/// A duration in microseconds for reading.
+pub fn duration(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    match seconds {
+        0 if us < 1000 => format!("{us}us"),
+        0 => format!("{}ms", us / 1000),
+        1..=59 => format!("{seconds}.{}s", us / 100_000 % 10),
+        60..=3599 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..=86_399 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_and_has_no_trailing_space() {
+        let mut out = Vec::new();
+        let rows = [["ID", "WHAT"], ["long-id", ""], ["é", "x y"]].map(|row| row.map(str::to_owned));
+        table(&mut out, &rows).expect("writes");
+        assert_eq!(String::from_utf8(out).expect("is text"), "ID       WHAT\nlong-id\né        x y\n");
+    }
+
+    #[test]
+    fn a_hostile_name_cannot_speak_to_the_terminal() {
+        assert_eq!(escape("a\x1b[2Jb\r\n\u{9b}\u{202e}c é"), "a\\u{1b}[2Jb\\r\\n\\u{9b}\\u{202e}c é");
+        let words = ["sh", "-c", "echo 'hi'\n"].map(str::to_owned);
+        assert_eq!(command_line(&words), "sh -c 'echo '\\''hi'\\''\\n'");
+    }
+
+    #[test]
+    fn a_reader_that_hangs_up_is_no_failure() {
+        let hung_up = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!((hung_up.quiet, hung_up.status), (Quiet::HungUp, 0));
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::StorageFull)).status, 1);
+    }
+
+    #[test]
+    fn quantities_read_well() {
+        let rows = [(5, "5us"), (5_000, "5ms"), (1_250_000, "1.2s"), (61_000_000, "1m01s"), (90_000_000_000, "1d01h")];
+        for (us, text) in rows {
+            assert_eq!(duration(us), text);
+        }
+        assert_eq!([bytes(1023), bytes(1024), bytes(5 << 30)], ["1023 B", "1.0 KiB", "5.0 GiB"]);
+    }
+
+    #[test]
+    fn a_long_text_is_cut_and_says_so() {
+        assert_eq!(shorten("abcdef", 6), "abcdef");
+        assert_eq!(shorten("abcdefg", 6), "abcde…");
+    }
+}

@@ -1,0 +1,153 @@
+//! Where a run stands, also when its supervisor can no longer say so.
+//!
+//! A supervisor that is killed leaves its run's record as it was. Whoever looks next finds that out, from the process
+//! id, its start time and the control socket together, shows the run as interrupted, and writes it down.
+
+use super::output::Failure;
+use crate::{
+    doors::control::{self, ClientError},
+    effect::RunId,
+    ledger::{
+        record::{Outcome, OutcomeType, RunRecord, RunState},
+        Ledger,
+    },
+};
+use std::{fs, future::Future, path::Path};
+
+/// Runs something asynchronous to its end.
+///
+/// # Errors
+/// When the machine gives no event loop.
+pub fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|cause| Failure::new("cannot set up an event loop", "").because(&cause))?;
+    Ok(runtime.block_on(work))
+}
+
+/// The start time of a process, in clock ticks after boot (field 22 of /proc/PID/stat, proc_pid_stat(5)); none where
+/// there is no such process or it is a zombie.
+pub fn process_started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The command's name stands in parentheses and may hold anything, parentheses too.
+    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Whether the run's supervisor is there.
+pub fn supervised(record: &RunRecord, run_dir: &Path) -> bool {
+    process_started(record.supervisor_pid) == Some(record.supervisor_started)
+        || !matches!(block_on(control::ask(run_dir, "/v1/run", None)), Ok(Err(ClientError::Unreachable(_))))
+}
+
+/// The run as it really stands: a live one without a supervisor is interrupted, and the ledger is told.
+///
+/// # Errors
+/// Only those of reading the ledger. Where it cannot be written (another user's), the run is shown as interrupted
+/// all the same.
+pub fn settle(ledger: &Ledger, record: RunRecord) -> Result<RunRecord, Failure> {
+    if record.state == RunState::Ended || supervised(&record, &ledger.run_dir(&record.id)) {
+        return Ok(record);
+    }
+    // It may have ended properly between our reading and our looking.
+    let record = ledger.run(&record.id.0)?;
+    if record.state == RunState::Ended {
+        return Ok(record);
+    }
+    let record = interrupted(record, ledger.clock().now().to_string());
+    if let Err(cause) = Ledger::open(ledger.state()).and_then(|ledger| write_down(&ledger, &record)) {
+        tracing::warn!(run = %record.id, %cause, "cannot write down that the run is interrupted");
+    }
+    Ok(record)
+}
+
+fn write_down(ledger: &Ledger, record: &RunRecord) -> crate::ledger::Result<()> {
+    ledger.update_run(record)?;
+    ledger.seal_run(&record.id)?;
+    Ok(())
+}
+
+fn interrupted(record: RunRecord, now: String) -> RunRecord {
+    let outcome = Outcome {
+        kind: OutcomeType::Interrupted,
+        code: None,
+        signal: None,
+        limit: None,
+        used: None,
+        detail: Some(format!("its supervisor, process {}, is gone", record.supervisor_pid)),
+    };
+    RunRecord { state: RunState::Ended, outcome: Some(outcome), ended_at: Some(now), ..record }
+}
+
+/// Opens the ledger for reading; none where there is none yet.
+///
+/// # Errors
+/// As [`Ledger::open_read_only`], but for [`crate::ledger::Error::Absent`].
+pub fn ledger(state: &Path) -> Result<Option<Ledger>, Failure> {
+    match Ledger::open_read_only(state) {
+        Ok(ledger) => Ok(Some(ledger)),
+        Err(crate::ledger::Error::Absent { .. }) => Ok(None),
+        Err(cause) => Err(cause.into()),
+    }
+}
+
+/// The run that the user means, and the ledger that holds it.
+///
+/// # Errors
+/// When there is none, or more than one.
+pub fn find(state: &Path, run: &str) -> Result<(Ledger, RunRecord), Failure> {
+    let ledger = ledger(state)?.ok_or_else(|| no_run(run))?;
+    let record = ledger.run(run)?;
+    let record = settle(&ledger, record)?;
+    Ok((ledger, record))
+}
+
+fn no_run(run: &str) -> Failure {
+    Failure::new(format!("there is no run `{run}`"), "`tollgate ps --all` lists the runs")
+}
+
+/// How a run stands, in a word or two.
+pub fn word(record: &RunRecord) -> String {
+    let with = |text: &str, number: Option<i32>| match number {
+        Some(number) => format!("{text} {number}"),
+        None => text.to_owned(),
+    };
+    match (record.state, &record.outcome) {
+        (RunState::Starting, _) => "starting".to_owned(),
+        (RunState::Running, _) => "running".to_owned(),
+        (RunState::Applying, _) => "applying".to_owned(),
+        (RunState::Ended, None) => "ended".to_owned(),
+        (RunState::Ended, Some(outcome)) => match outcome.kind {
+            OutcomeType::Exited => with("exited", outcome.code),
+            OutcomeType::Signaled => with("signaled", outcome.signal),
+            OutcomeType::Killed => with("killed", outcome.signal),
+            OutcomeType::WallExceeded => "wall-exceeded".to_owned(),
+            OutcomeType::CpuExceeded => "cpu-exceeded".to_owned(),
+            OutcomeType::MemoryExceeded => "memory-exceeded".to_owned(),
+            OutcomeType::PidsExceeded => "pids-exceeded".to_owned(),
+            OutcomeType::WriteExceeded => "write-exceeded".to_owned(),
+            OutcomeType::OutputExceeded => "output-exceeded".to_owned(),
+            OutcomeType::CouldNotStart => "could-not-start".to_owned(),
+            OutcomeType::CouldNotApply => "could-not-apply".to_owned(),
+            OutcomeType::Interrupted => "interrupted".to_owned(),
+        },
+    }
+}
+
+/// Waits until the run is over, looking every few milliseconds, for this long at most.
+///
+/// # Errors
+/// Those of reading the ledger.
+pub fn wait(ledger: &Ledger, run: &RunId, limit: std::time::Duration) -> Result<RunRecord, Failure> {
+    let until = std::time::Instant::now() + limit;
+    loop {
+        let record = ledger.run(&run.0)?;
+        let record = settle(ledger, record)?;
+        if record.state == RunState::Ended || std::time::Instant::now() >= until {
+            return Ok(record);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
