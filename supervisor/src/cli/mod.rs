@@ -4,6 +4,7 @@ pub mod inspect;
 pub mod kill;
 pub mod logs;
 pub mod output;
+pub mod policy;
 pub mod ps;
 pub mod receipts;
 pub mod standing;

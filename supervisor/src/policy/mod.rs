@@ -11,6 +11,7 @@ pub mod limits;
 pub mod overrides;
 pub mod quantity;
 pub mod search;
+pub mod warnings;
 
 pub use fault::{Fault, PolicyError};
 pub use overrides::Overrides;
