@@ -583,7 +583,9 @@ fn unmatched(effect: &Effect, layer: &Layer, path: Option<&str>) -> Answer {
     let rule = match path {
         // The root is matched by `**` alone; no narrower pattern exists.
         Some("") => format!("[[allow]] effect = [\"{}\"], path = [\"**\"]", effect.kind),
-        Some(path) => format!("[[allow]] effect = [\"{}\"], path = [\"{}\"]", effect.kind, toml_escape(path)),
+        Some(path) => {
+            format!("[[allow]] effect = [\"{}\"], path = [\"{}\"]", effect.kind, toml_escape(&exact_pattern(path)))
+        }
         None => format!("[[allow]] effect = [\"{}\"]", effect.kind),
     };
     let hint = match layer.home {
@@ -595,7 +597,343 @@ fn unmatched(effect: &Effect, layer: &Layer, path: Option<&str>) -> Answer {
     Answer::refused(NAME, format!("{} {object}: no rule of the policy {} allows it", effect.kind, layer.policy), hint)
 }
 
-/// A path as a pattern that matches only it, within a TOML string.
-fn toml_escape(path: &str) -> String {
-    globset::escape(path).replace('\\', "\\\\").replace('"', "\\\"")
+/// A pattern that matches this path and no other. `globset::escape` leaves backslashes, which patterns read as escapes.
+fn exact_pattern(path: &str) -> String {
+    globset::escape(&path.replace('\\', "\\\\"))
+}
+
+/// The inside of a TOML string.
+fn toml_escape(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effect::{jail, Digest, Door, RunId, Subject};
+    use proptest::prelude::*;
+
+    fn subject() -> Subject {
+        Subject { uid: 1000, run: Some(RunId("0123456789ab".into())), agent: None }
+    }
+
+    fn effect(kind: Kind, resource: Resource, request: Request) -> Effect {
+        Effect { kind, resource, subject: subject(), room: None, door: Door::Workspace, request }
+    }
+
+    fn on_path(kind: Kind, path: &str) -> Effect {
+        let owned = path.to_owned();
+        let file = fs::Node::File { digest: Digest([0; 32]), bytes: 1, mode: 0o644 };
+        let request = match kind {
+            Kind::FsRead => fs::Request::Read { path: owned, offset: 0, limit: 1 },
+            Kind::FsList => fs::Request::List { path: owned },
+            Kind::FsDelete => fs::Request::Delete { path: owned, expect: None },
+            _ => fs::Request::Write { path: owned, node: file, expect: None },
+        };
+        effect(kind, Resource::Workspace { path: path.to_owned() }, Request::Fs(request))
+    }
+
+    fn write(path: &str) -> Effect {
+        on_path(Kind::FsWrite, path)
+    }
+
+    fn make_directory(path: &str) -> Effect {
+        let request = fs::Request::Write { path: path.into(), node: fs::Node::Directory { mode: 0o755 }, expect: None };
+        Effect { request: Request::Fs(request), ..write(path) }
+    }
+
+    fn rename(from: &str, to: &str) -> Effect {
+        let request = Request::Fs(fs::Request::Move { path: from.into(), to: to.into() });
+        effect(Kind::FsMove, Resource::Workspace { path: from.into() }, request)
+    }
+
+    fn start() -> Effect {
+        let request = run::Request::Start {
+            command: vec!["true".into()],
+            policy: "default".into(),
+            policy_digest: String::new(),
+            directory: String::new(),
+            environment: Vec::new(),
+        };
+        effect(Kind::RunStart, Resource::Run { id: "x".into() }, Request::Run(request))
+    }
+
+    fn rule(verdict: Verdict, kinds: &[Kind], paths: &[&str]) -> Rule {
+        let origin = Origin { file: "p.toml".into(), line: 7, text: format!("{verdict:?}") };
+        let paths = match paths {
+            [] => Paths::Any,
+            paths => Paths::Only(Patterns::new(paths.iter().map(|path| path.to_string()).collect()).unwrap()),
+        };
+        Rule { verdict, kinds: Kinds::Only(kinds.to_vec()), paths, origin }
+    }
+
+    fn admission(rules: Vec<Rule>) -> Admission {
+        Admission::of(Layer::new("p.toml", Home::File, rules))
+    }
+
+    #[derive(Debug, PartialEq, Eq, Clone, Copy)]
+    enum Said {
+        Allow,
+        Ask,
+        Deny,
+        Unmatched,
+    }
+
+    fn said(admission: &Admission, effect: &Effect) -> Said {
+        match admission.rule_on(effect) {
+            Ruling::Allow { .. } => Said::Allow,
+            Ruling::Ask { .. } => Said::Ask,
+            Ruling::Deny { .. } => Said::Deny,
+            Ruling::Unmatched => Said::Unmatched,
+        }
+    }
+
+    #[test]
+    fn patterns_match_by_component_and_case() {
+        let table = [
+            ("src/**", "src/a.rs", Said::Allow),
+            ("src/**", "src/a/b.rs", Said::Allow),
+            ("src/**", "srcs/a.rs", Said::Unmatched),
+            ("src/**", "Src/a.rs", Said::Unmatched),
+            ("src/**", "x/src/a.rs", Said::Unmatched),
+            ("a/b", "a/bc", Said::Unmatched),
+            ("a/b", "a/b/c", Said::Unmatched),
+            ("*", "a", Said::Allow),
+            ("*", "a/b", Said::Unmatched),
+            ("?", "/", Said::Unmatched),
+            ("**", "", Said::Allow),
+            ("**", "a", Said::Allow),
+            ("**", "a/.b/c", Said::Allow),
+            ("**/x", "x", Said::Allow),
+            ("**/x", "a/x", Said::Allow),
+            ("**/x", "a/yx", Said::Unmatched),
+            ("[ab]/c", "a/c", Said::Allow),
+            ("{a,b}/c", "b/c", Said::Allow),
+            ("\\*", "*", Said::Allow),
+            ("\\*", "a", Said::Unmatched),
+        ];
+        for (pattern, path, expected) in table {
+            let admission = admission(vec![rule(Verdict::Allow, &[Kind::FsWrite], &[pattern])]);
+            assert_eq!(said(&admission, &write(path)), expected, "{pattern} on {path:?}");
+        }
+    }
+
+    #[test]
+    fn texts_that_no_path_can_match_are_no_patterns() {
+        for text in ["", "/etc", "~/x", "a//b", "./a", "a/../b", "a/", "[a", "{a/b,c}", "[a/b]", "a/{b"] {
+            assert!(Patterns::new(vec![text.into()]).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn deny_wins_over_ask_and_ask_over_allow_in_any_order() {
+        let rules = [
+            rule(Verdict::Allow, &[Kind::FsWrite], &["**"]),
+            rule(Verdict::Ask, &[Kind::FsWrite], &["a/**"]),
+            rule(Verdict::Deny, &[Kind::FsWrite], &["a/b"]),
+        ];
+        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+            let admission = admission(order.map(|place: usize| rules[place].clone()).to_vec());
+            assert_eq!(said(&admission, &write("c")), Said::Allow);
+            assert_eq!(said(&admission, &write("a/c")), Said::Ask);
+            assert_eq!(said(&admission, &write("a/b")), Said::Deny);
+        }
+    }
+
+    #[test]
+    fn a_move_needs_both_of_its_paths() {
+        let admission = admission(vec![
+            rule(Verdict::Allow, &[Kind::FsMove], &["a/**"]),
+            rule(Verdict::Ask, &[Kind::FsMove], &["a/asked"]),
+        ]);
+        assert_eq!(said(&admission, &rename("a/x", "a/y")), Said::Allow);
+        assert_eq!(said(&admission, &rename("a/x", "b/y")), Said::Unmatched);
+        assert_eq!(said(&admission, &rename("b/x", "a/y")), Said::Unmatched);
+        assert_eq!(said(&admission, &rename("a/x", "a/asked")), Said::Ask);
+        assert_eq!(said(&admission, &rename("a/asked", "a/x")), Said::Ask);
+    }
+
+    #[test]
+    fn what_lies_below_a_moved_removed_or_replaced_directory_is_protected_too() {
+        let kinds = [Kind::FsWrite, Kind::FsDelete, Kind::FsMove];
+        let admission = admission(vec![
+            rule(Verdict::Allow, &kinds, &["**"]),
+            rule(Verdict::Ask, &kinds, &["**/.git/hooks/**", "**/.env"]),
+        ]);
+        for protected in [
+            on_path(Kind::FsDelete, ".git/hooks"),
+            on_path(Kind::FsDelete, "sub/.git"),
+            rename(".git", "x"),
+            rename("x", ".git"),
+            write(".git"),
+            write(".git/hooks/pre-commit"),
+            on_path(Kind::FsDelete, ""),
+        ] {
+            assert_eq!(said(&admission, &protected), Said::Ask, "{protected:?}");
+        }
+        // Making the directory, and removing others, stays free.
+        for free in [make_directory(".git"), on_path(Kind::FsDelete, "target"), rename("src", "lib"), write("src")] {
+            assert_eq!(said(&admission, &free), Said::Allow, "{free:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_jail_refused_and_host_paths_are_never_admitted() {
+        let any = Rule { kinds: Kinds::Any, ..rule(Verdict::Allow, &[], &[]) };
+        let seen = jail::Request { syscall: "x".into(), errno: "EPERM".into(), process: "p".into(), pid: 2 };
+        for admission in [Admission::everything(), admission(vec![any])] {
+            assert_eq!(said(&admission, &write("a")), Said::Allow);
+            for (kind, resource) in [
+                (Kind::NetConnect, Resource::Address { to: "1.2.3.4:5".into() }),
+                (Kind::ProcessExec, Resource::Host { path: "/x".into() }),
+                (Kind::ProcessSyscall, Resource::Syscall { name: "mount".into() }),
+                (Kind::ProcessExec, Resource::Workspace { path: "a".into() }),
+            ] {
+                assert_eq!(said(&admission, &effect(kind, resource, Request::Jail(seen.clone()))), Said::Deny);
+            }
+            let outside = Effect { resource: Resource::Host { path: "/etc/passwd".into() }, ..write("a") };
+            assert_eq!(said(&admission, &outside), Said::Deny);
+        }
+    }
+
+    #[test]
+    fn a_request_that_does_not_belong_to_its_kind_or_resource_is_refused() {
+        let everything = Admission::everything();
+        assert_eq!(said(&everything, &Effect { kind: Kind::FsRead, ..write("a") }), Said::Deny);
+        assert_eq!(said(&everything, &Effect { resource: Resource::Run { id: "x".into() }, ..write("a") }), Said::Deny);
+        let two_paths = Effect { resource: Resource::Workspace { path: "a".into() }, ..write("b") };
+        let only_a = admission(vec![rule(Verdict::Allow, &[Kind::FsWrite], &["a"])]);
+        assert_eq!(said(&only_a, &two_paths), Said::Unmatched);
+    }
+
+    #[test]
+    fn rules_with_paths_do_not_match_effects_without() {
+        assert_eq!(said(&admission(vec![rule(Verdict::Allow, &[Kind::RunStart], &["**"])]), &start()), Said::Unmatched);
+        assert_eq!(said(&admission(vec![rule(Verdict::Allow, &[Kind::RunStart], &[])]), &start()), Said::Allow);
+    }
+
+    struct Done;
+
+    impl crate::chain::World for Done {
+        fn execute<'a>(&'a self, _: &'a Effect) -> BoxFuture<'a, Answer> {
+            Box::pin(std::future::ready(Answer::done(serde_json::Value::Null, 0)))
+        }
+    }
+
+    fn perform(admission: Admission, effect: &Effect) -> Answer {
+        let chain = super::super::Chain::new(vec![Arc::new(admission)]);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(chain.perform(effect, &Done))
+    }
+
+    #[test]
+    fn a_refusal_names_kind_object_rule_and_remedy() {
+        let patterns = Patterns::at_lines(vec!["x".into(), "secret/**".into()], vec![8, 9]).unwrap();
+        let denied = Rule { paths: Paths::Only(patterns), ..rule(Verdict::Deny, &[Kind::FsWrite], &[]) };
+        let asked = rule(Verdict::Ask, &[Kind::FsWrite], &["hook"]);
+        let rules = || vec![denied.clone(), asked.clone()];
+
+        let answer = perform(admission(rules()), &write("secret/a"));
+        assert_eq!((answer.decided_by, answer.is_success()), ("admission", false));
+        assert_eq!(answer.reason, "fs/write secret/a: refused by the rule Deny on \"secret/**\" (p.toml:9)");
+        assert!(answer.hint.contains("p.toml:9"), "{}", answer.hint);
+
+        let answer = perform(admission(rules()), &write("hook"));
+        assert_eq!(answer.decided_by, "approval");
+        assert!(answer.reason.contains("a person must approve it"), "{}", answer.reason);
+        assert!(answer.hint.contains("tollgate apply 0123456789ab hook"), "{}", answer.hint);
+
+        let answer = perform(admission(rules()), &write("a[1].txt"));
+        assert_eq!(answer.decided_by, "admission");
+        assert_eq!(answer.reason, "fs/write a[1].txt: no rule of the policy p.toml allows it");
+        assert_eq!(answer.hint, "add to p.toml: [[allow]] effect = [\"fs/write\"], path = [\"a[[]1[]].txt\"]");
+
+        let answer = perform(Admission::nothing(), &start());
+        assert_eq!((answer.decided_by, answer.is_success()), ("admission", false));
+        assert!(perform(Admission::everything(), &write("a")).is_success());
+    }
+
+    #[test]
+    fn the_rule_that_a_hint_names_admits_the_effect_and_no_other() {
+        for path in ["a[1].txt", "we*ird", "{x,y}", "q?", "back\\\\slash", "plain/name"] {
+            let pattern = exact_pattern(path);
+            let admission = admission(vec![rule(Verdict::Allow, &[Kind::FsWrite], &[pattern.as_str()])]);
+            assert_eq!(said(&admission, &write(path)), Said::Allow, "{path}");
+            assert_eq!(said(&admission, &write(&format!("{path}x"))), Said::Unmatched, "{path}");
+        }
+    }
+
+    fn any_rule() -> impl Strategy<Value = Rule> {
+        let verdict = prop_oneof![Just(Verdict::Allow), Just(Verdict::Ask), Just(Verdict::Deny)];
+        let kinds = prop::collection::vec(
+            prop::sample::select(vec![Kind::FsRead, Kind::FsWrite, Kind::FsDelete, Kind::FsMove, Kind::RunStart]),
+            1..3,
+        );
+        let texts = vec!["**", "a/**", "a/b", "**/b", "*", "a/*/c", "b"];
+        let paths = prop::collection::vec(prop::sample::select(texts), 0..3);
+        (verdict, kinds, paths).prop_map(|(verdict, kinds, paths)| rule(verdict, &kinds, &paths))
+    }
+
+    fn any_admission() -> impl Strategy<Value = Admission> {
+        let layer = prop::collection::vec(any_rule(), 0..5).prop_map(admission);
+        prop_oneof![
+            1 => Just(Admission::everything()),
+            1 => Just(Admission::nothing()),
+            8 => prop::collection::vec(layer, 1..3).prop_map(|layers| {
+                layers.iter().fold(Admission::everything(), |all, layer| all.narrow(layer))
+            }),
+        ]
+    }
+
+    fn any_effect() -> impl Strategy<Value = Effect> {
+        let path = prop::sample::select(vec!["", "a", "b", "a/b", "a/b/c", "c/b", "a/x/c"]);
+        let kind = prop::sample::select(vec![Kind::FsRead, Kind::FsWrite, Kind::FsDelete]);
+        prop_oneof![
+            (kind, path.clone()).prop_map(|(kind, path)| on_path(kind, path)),
+            (path.clone(), path).prop_map(|(from, to)| rename(from, to)),
+            Just(start()),
+        ]
+    }
+
+    /// Stricter is larger.
+    fn strictness(said: Said) -> u8 {
+        match said {
+            Said::Allow => 0,
+            Said::Ask => 1,
+            Said::Unmatched | Said::Deny => 2,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn narrowing_commutes(a in any_admission(), b in any_admission(), effect in any_effect()) {
+            prop_assert_eq!(a.narrow(&b), b.narrow(&a));
+            prop_assert_eq!(a.narrow(&b).rule_on(&effect), b.narrow(&a).rule_on(&effect));
+        }
+
+        #[test]
+        fn narrowing_is_associative(a in any_admission(), b in any_admission(), c in any_admission()) {
+            prop_assert_eq!(a.narrow(&b).narrow(&c), a.narrow(&b.narrow(&c)));
+        }
+
+        #[test]
+        fn narrowing_is_idempotent(a in any_admission()) {
+            prop_assert_eq!(a.narrow(&a), a);
+        }
+
+        #[test]
+        fn everything_is_the_identity_and_nothing_refuses_all(a in any_admission(), effect in any_effect()) {
+            prop_assert_eq!(a.narrow(&Admission::everything()), a.clone());
+            let none = said(&a.narrow(&Admission::nothing()), &effect);
+            prop_assert_eq!(strictness(none), 2);
+        }
+
+        #[test]
+        fn narrowing_is_as_strict_as_the_stricter(
+            a in any_admission(), b in any_admission(), effect in any_effect()
+        ) {
+            let both = strictness(said(&a.narrow(&b), &effect));
+            prop_assert_eq!(both, strictness(said(&a, &effect)).max(strictness(said(&b, &effect))));
+        }
+    }
 }

@@ -376,3 +376,76 @@ fn commands(commands: &Commands) -> String {
         Commands::List(names) => names.join(" "),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        policy: PolicyArgs,
+    }
+
+    /// Standard output, the talk beside it, and the error.
+    fn tollgate_policy(words: &[&str]) -> (String, String, String) {
+        let line = Line::try_parse_from(["policy"].iter().chain(words)).unwrap();
+        let (mut out, mut talk) = (Vec::new(), Vec::new());
+        let result = run(&line.policy, &SearchPath::default(), &mut out, &mut talk);
+        let error = result.err().map(|error| error.to_string()).unwrap_or_default();
+        (String::from_utf8(out).unwrap(), String::from_utf8(talk).unwrap(), error)
+    }
+
+    #[test]
+    fn the_list_shows_every_built_in_policy_and_where_it_is_from() {
+        let (out, _, error) = tollgate_policy(&["list"]);
+        assert_eq!(error, "");
+        assert_eq!(out.lines().count(), search::BUILTIN.len());
+        assert!(out.lines().all(|line| line.contains("built in")), "{out}");
+        let (out, _, _) = tollgate_policy(&["list", "--json"]);
+        for line in out.lines() {
+            let object: serde_json::Value = serde_json::from_str(line).unwrap();
+            assert_eq!(object["usable"], true, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_kinds_are_those_of_the_vocabulary() {
+        let (out, _, _) = tollgate_policy(&["list", "--kinds"]);
+        assert_eq!(out.lines().count(), VOCABULARY.len());
+        assert!(out.starts_with("fs/read "), "{out}");
+    }
+
+    #[test]
+    fn what_is_shown_says_limits_rules_and_places() {
+        let (out, _, error) = tollgate_policy(&["show", "python"]);
+        assert_eq!(error, "");
+        for part in
+            ["wall         30min", "memory       4GiB", "cpus         unlimited", "policies/base.toml (built in):"]
+        {
+            assert!(out.contains(part), "{part} in {out}");
+        }
+        let (out, _, _) = tollgate_policy(&["show", "python", "--json"]);
+        let object: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!(object["limits"]["memory"], 4u64 << 30);
+        assert_eq!(object["limits"]["cpus"], serde_json::Value::Null);
+        assert_eq!(object["jail"]["workspace"], "read-write");
+    }
+
+    #[test]
+    fn check_shows_every_fault_of_every_file_and_is_silent_otherwise() {
+        assert_eq!(tollgate_policy(&["check", "default"]), Default::default());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("p.toml");
+        std::fs::write(&file, "[limits]\nwall = 0\ncpu = 0\n[[allow]]\neffect = ['fs/reed']\n").unwrap();
+        let (out, talk, error) = tollgate_policy(&["check", file.to_str().unwrap(), "shel"]);
+        assert_eq!(out, "");
+        assert_eq!(talk.matches("error: ").count(), 4, "{talk}");
+        assert!(talk.contains("did you mean `shell`?"), "{talk}");
+        assert_eq!(error, "2 of 2 policies cannot be used");
+        std::fs::write(&file, "[[allow]]\neffect = ['any']\n[jail]\nenv = ['*']\n").unwrap();
+        let (_, talk, error) = tollgate_policy(&["check", file.to_str().unwrap()]);
+        assert_eq!((talk.matches("warning: ").count(), error.as_str()), (2, ""), "{talk}");
+    }
+}

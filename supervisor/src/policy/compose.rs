@@ -174,15 +174,15 @@ impl Draft {
         if let Some(views) = views {
             let known = self.views.get_or_insert_with(Vec::new);
             for At { value: View { path, presence }, offset } in views {
-                match (expand_home(&path, search.home.as_deref()), presence) {
-                    (Some(path), presence) => {
+                match settle_view(&path, search.home.as_deref()) {
+                    Ok(path) => {
                         known.retain(|view| view.path != path);
                         known.push(View { path, presence });
                     }
-                    (None, Presence::Optional) => {}
-                    (None, Presence::Required) => {
-                        let message = format!("the view {} needs a home, and none is known", path.display());
-                        return Err(vec![found.source.fault(offset, message, "set $HOME, or write the whole path")]);
+                    Err(ViewError::NoHome) if presence == Presence::Optional => {}
+                    Err(error) => {
+                        let message = format!("the view {}: {error}", path.display());
+                        return Err(vec![found.source.fault(offset, message, "")]);
                     }
                 }
             }
@@ -239,7 +239,8 @@ impl Draft {
                     }
             })
         };
-        let readable = allows(Kind::FsRead);
+        let denies_any = |rule: &Rule| rule.verdict == Verdict::Deny && rule.kinds == Kinds::Any;
+        let readable = allows(Kind::FsRead) && !self.rules.iter().any(denies_any);
         match &self.workspace {
             Some((WorkspaceAccess::Hidden, _)) => Ok(WorkspaceAccess::Hidden),
             Some((_, fault)) if !readable => Err(PolicyError::Faults(vec![fault.clone()])),
@@ -324,10 +325,30 @@ fn hidden(rules: &[Rule]) -> Vec<String> {
 }
 
 /// `~/x` below this home; other paths as they are; none where the home is not known.
-pub(super) fn expand_home(path: &Path, home: Option<&Path>) -> Option<PathBuf> {
+fn expand_home(path: &Path, home: Option<&Path>) -> Option<PathBuf> {
     match path.strip_prefix("~") {
         Ok(below) => Some(home?.join(below)),
         Err(_not_below_home) => Some(path.to_owned()),
+    }
+}
+
+/// Why a path that is written well is no view on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ViewError {
+    /// It is below `~`.
+    #[error("it is below your home, and no home is known; set $HOME or write the whole path")]
+    NoHome,
+    /// It is the home, or above it.
+    #[error("it shows your whole home, with every key and token in it; name what the run needs")]
+    WholeHome,
+}
+
+/// The absolute path of a view.
+pub(super) fn settle_view(path: &Path, home: Option<&Path>) -> Result<PathBuf, ViewError> {
+    let path = expand_home(path, home).ok_or(ViewError::NoHome)?;
+    match home.is_some_and(|home| home.starts_with(&path)) {
+        true => Err(ViewError::WholeHome),
+        false => Ok(path),
     }
 }
 

@@ -640,6 +640,10 @@ pub(super) fn check_view(text: &str) -> Result<PathBuf, &'static str> {
             Component::ParentDir | Component::CurDir | Component::Prefix(_) => return Err("has a `.` or `..` in it"),
         }
     }
+    // The jail makes these itself; the host's own would show its processes and devices.
+    if ["/proc", "/sys", "/dev"].iter().any(|made| path.starts_with(made)) {
+        return Err("is below /proc, /sys or /dev, which the jail makes itself");
+    }
     // The whole file system or the whole home as a view would undo the jail in one line.
     match parts {
         0 => Err("is everything; name what the run needs"),

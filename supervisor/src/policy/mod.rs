@@ -168,3 +168,6 @@ pub enum WorkspaceAccess {
     /// Not at all: an empty directory stands in its place. For policies that do not allow `fs/read`.
     Hidden,
 }
+
+#[cfg(test)]
+mod tests;

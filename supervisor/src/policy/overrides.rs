@@ -1,7 +1,7 @@
 //! What the command line changes about a policy.
 
 use super::{
-    compose::expand_home,
+    compose::settle_view,
     fault::PolicyError,
     file::check_view,
     limits::{Asked, Bound, Limit},
@@ -75,7 +75,7 @@ impl Policy {
         }
         for text in &overrides.views {
             let path = check_view(text).map_err(|message| option("--view", format!("{text} {message}")))?;
-            let path = expand_home(&path, home).ok_or_else(|| option("--view", format!("{text}: no home is known")))?;
+            let path = settle_view(&path, home).map_err(|error| option("--view", format!("{text}: {error}")))?;
             // Asked for by name, so its absence is an error also where the policy would have let it be missing.
             self.jail.views.retain(|view| view.path != path);
             self.jail.views.push(View { path, presence: Presence::Required });

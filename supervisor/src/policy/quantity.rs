@@ -65,7 +65,7 @@ pub fn duration(text: &str) -> Result<Bound<Duration>, QuantityError> {
             "m" | "min" => 60_000_000,
             "h" => 3_600_000_000,
             "d" => 86_400_000_000,
-            "" => return Err(QuantityError::NoUnit),
+            "" => return Err(part.without_unit()),
             unknown => return Err(QuantityError::Unit(unknown.to_owned())),
         };
         total = total.checked_add(part.times(microseconds)?).ok_or(QuantityError::TooLarge)?;
@@ -108,7 +108,7 @@ pub fn size(text: &str) -> Result<Bound<u64>, QuantityError> {
         "mb" => 1_000_000,
         "gb" => 1_000_000_000,
         "tb" => 1_000_000_000_000,
-        "" => return Err(QuantityError::NoUnit),
+        "" => return Err(part.without_unit()),
         _ => return Err(QuantityError::Unit(part.unit.to_owned())),
     };
     match u64::try_from(part.times(factor)?) {
@@ -174,6 +174,14 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
+    /// What to say of a number without a unit. Zero is zero in every unit, and its message is the one that helps.
+    fn without_unit(&self) -> QuantityError {
+        match [self.whole, self.fraction].concat().bytes().all(|digit| digit == b'0') {
+            true => QuantityError::Zero,
+            false => QuantityError::NoUnit,
+        }
+    }
+
     /// The number times an integer, rounded down.
     fn times(&self, factor: u64) -> Result<u128, QuantityError> {
         let too_large = |_| QuantityError::TooLarge;
