@@ -227,3 +227,6 @@ impl Ledger {
 fn only(receipts: Vec<Receipt>) -> Result<Receipt> {
     receipts.into_iter().next().ok_or_else(|| Error::WriterGone("a draft gave no receipt".to_owned()))
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -158,3 +158,74 @@ impl Clock for SystemClock {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn known_moments_are_written_and_read() {
+        for (us, text) in [
+            (0, "1970-01-01T00:00:00.000000Z"),
+            (-1, "1969-12-31T23:59:59.999999Z"),
+            (951_827_696_000_000, "2000-02-29T12:34:56.000000Z"),
+            (1_796_076_511_000_042, "2026-11-30T22:08:31.000042Z"),
+            (-2_203_891_201_000_000, "1900-02-28T23:59:59.000000Z"),
+            (-2_203_891_200_000_000, "1900-03-01T00:00:00.000000Z"),
+            (EARLIEST_US, "0000-01-01T00:00:00.000000Z"),
+            (LATEST_US, "9999-12-31T23:59:59.999999Z"),
+        ] {
+            assert_eq!(Timestamp(us).to_string(), text);
+            assert_eq!(text.parse(), Ok(Timestamp(us)));
+        }
+        assert_eq!(Timestamp(i64::MAX).to_string(), "9999-12-31T23:59:59.999999Z");
+        assert_eq!(Timestamp(i64::MIN).to_string(), "0000-01-01T00:00:00.000000Z");
+    }
+
+    #[test]
+    fn offsets_and_fractions_are_read() {
+        let noon = "2026-11-30T12:00:00Z".parse::<Timestamp>().unwrap();
+        for text in ["2026-11-30T13:00:00+01:00", "2026-11-30t06:30:00.0-05:30", "2026-11-30 12:00:00.0000009z"] {
+            assert_eq!(text.parse(), Ok(noon), "{text}");
+        }
+        assert_eq!("2026-11-30T12:00:00.5Z".parse(), Ok(Timestamp(noon.0 + 500_000)));
+        assert_eq!("2026-12-31T23:59:60Z".parse::<Timestamp>(), "2027-01-01T00:00:00Z".parse());
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for text in [
+            "",
+            "2026",
+            "2026-11-30",
+            "2026-11-30T22:08:31",
+            "2026-02-29T00:00:00Z",
+            "2026-13-01T00:00:00Z",
+            "2026-00-01T00:00:00Z",
+            "2026-01-00T00:00:00Z",
+            "2026-01-01T24:00:00Z",
+            "2026-01-01T00:00:00.Z",
+            "2026-01-01T00:00:00Zx",
+            "2026-01-01T00:00:00+0100",
+            "+026-01-01T00:00:00Z",
+            "2026-01-01T00:00:00+1",
+        ] {
+            assert!(text.parse::<Timestamp>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back_and_sorts_alike(a in EARLIEST_US..=LATEST_US, b in EARLIEST_US..=LATEST_US) {
+            let (one, other) = (Timestamp(a), Timestamp(b));
+            prop_assert_eq!(one.to_string().parse(), Ok(one));
+            prop_assert_eq!(one.to_string().cmp(&other.to_string()), one.cmp(&other));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "[0-9TZtz:+. -]{0,40}|.{0,30}") {
+            let _ = text.parse::<Timestamp>();
+        }
+    }
+}
