@@ -39,7 +39,15 @@ pub trait World: Send + Sync {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer>;
 }
 
-/// What lies further in. Consumed by forwarding.
+/// What lies further in. Consumed by forwarding, so no handler forwards twice:
+///
+/// ```compile_fail
+/// # use tollgate::{chain::{Answer, Next}, effect::Effect};
+/// async fn twice(effect: &Effect, next: Next<'_>) -> Answer {
+///     next.run(effect).await;
+///     next.run(effect).await
+/// }
+/// ```
 pub struct Next<'a> {
     rest: &'a [Arc<dyn Handler>],
     world: &'a dyn World,
@@ -167,3 +175,8 @@ impl Answer {
         }
     }
 }
+
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod testing;

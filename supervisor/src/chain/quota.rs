@@ -120,3 +120,133 @@ impl Handler for Quota {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chain::testing::{ask, wait, FakeWorld, Judge, WorldOf},
+        effect::{fs, tests::sample, Digest, Kind, Request},
+    };
+    use serde_json::Value;
+
+    fn write(bytes: u64) -> Effect {
+        let node = fs::Node::File { digest: Digest::of(b""), bytes, mode: 0o644 };
+        let request = fs::Request::Write { path: "src/main.rs".into(), node, expect: None };
+        Effect { request: Request::Fs(request), ..sample(Kind::FsWrite) }
+    }
+
+    fn through(quota: &Arc<Quota>, bytes: u64) -> Answer {
+        wait(ask(vec![quota.clone()], &write(bytes), &FakeWorld::default()))
+    }
+
+    #[test]
+    fn the_byte_before_the_limit_is_written_and_the_next_is_refused() {
+        let meters = Meters::default();
+        let quota = Arc::new(Quota::new("run", 10, &meters));
+        assert!(through(&quota, 9).is_success());
+        assert!(through(&quota, 1).is_success());
+        let answer = through(&quota, 1);
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, "quota"));
+        assert_eq!(answer.reason, "writing 1 bytes to `src/main.rs` would exceed quota `run`: 10 of 10 bytes are used");
+        assert!(answer.hint.ends_with("at least 11"), "{}", answer.hint);
+        assert_eq!(meters.used(), [("run".to_owned(), 10)]);
+    }
+
+    #[test]
+    fn a_refused_write_does_not_reach_the_world() {
+        let quota = Arc::new(Quota::new("run", 0, &Meters::default()));
+        let world = FakeWorld::default();
+        for bytes in [1, u64::MAX] {
+            assert!(!wait(ask(vec![quota.clone()], &write(bytes), &world)).is_success());
+        }
+        assert!(world.done.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_writes_no_bytes_is_free_even_when_all_is_used() {
+        let quota: Arc<dyn Handler> = Arc::new(Quota::new("run", 0, &Meters::default()));
+        for effect in [sample(Kind::FsRead), sample(Kind::FsDelete), sample(Kind::RunStart), write(0)] {
+            assert!(wait(ask(vec![quota.clone()], &effect, &FakeWorld::default())).is_success());
+        }
+    }
+
+    #[test]
+    fn what_did_not_happen_is_given_back() {
+        let meters = Meters::default();
+        let quota: Arc<dyn Handler> = Arc::new(Quota::new("run", 10, &meters));
+        let refuse = Arc::new(Judge("guard", |_: &Effect| Some(Answer::refused("guard", "no", ""))));
+        wait(ask(vec![quota.clone(), refuse], &write(10), &FakeWorld::default()));
+        assert_eq!(meters.meter("run").used_bytes(), 0);
+        let partly = WorldOf(|_: &Effect| Answer { bytes: 4, ..Answer::failed("no space left", "") });
+        wait(ask(vec![quota.clone()], &write(10), &partly));
+        assert_eq!(meters.meter("run").used_bytes(), 4, "a failed write keeps what it wrote");
+        let doubt = WorldOf(|_: &Effect| Answer { decision: Decision::InDoubt, ..Answer::done(Value::Null, 0) });
+        wait(ask(vec![quota], &write(6), &doubt));
+        assert_eq!(meters.meter("run").used_bytes(), 10, "what may have happened is charged");
+    }
+
+    #[test]
+    fn two_at_once_cannot_overspend() {
+        let meters = Meters::default();
+        let quota: Arc<dyn Handler> = Arc::new(Quota::new("run", 10, &meters));
+        let inner = quota.clone();
+        // While the first is in the world, the second is asked.
+        let world = WorldOf(move |effect: &Effect| {
+            let second = std::thread::scope(|scope| {
+                scope.spawn(|| wait(ask(vec![inner.clone()], &write(5), &FakeWorld::default()))).join().unwrap()
+            });
+            assert_eq!(second.decided_by, "quota");
+            Answer::done(Value::Null, effect.bytes())
+        });
+        assert!(wait(ask(vec![quota], &write(6), &world)).is_success());
+        assert_eq!(meters.meter("run").used_bytes(), 6);
+    }
+
+    #[test]
+    fn many_at_once_spend_exactly_the_limit() {
+        let meters = Meters::default();
+        let quota: Arc<dyn Handler> = Arc::new(Quota::new("run", 100, &meters));
+        let written = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        if wait(ask(vec![quota.clone()], &write(1), &FakeWorld::default())).is_success() {
+                            written.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!((written.into_inner(), meters.meter("run").used_bytes()), (100, 100));
+    }
+
+    #[test]
+    fn those_who_name_one_id_share_its_meter() {
+        let meters = Meters::default();
+        let (one, other) = (Arc::new(Quota::new("room", 10, &meters)), Arc::new(Quota::new("room", 10, &meters)));
+        let own = Arc::new(Quota::new("fork", 10, &meters));
+        assert!(through(&one, 6).is_success());
+        assert!(!through(&other, 6).is_success());
+        assert!(through(&own, 6).is_success());
+    }
+
+    #[test]
+    fn a_write_whose_asker_went_away_stays_charged() {
+        struct Never;
+        impl crate::chain::World for Never {
+            fn execute<'a>(&'a self, _: &'a Effect) -> BoxFuture<'a, Answer> {
+                Box::pin(std::future::pending())
+            }
+        }
+        let meters = Meters::default();
+        let quota: Arc<dyn Handler> = Arc::new(Quota::new("run", 10, &meters));
+        wait(async {
+            let effect = write(6);
+            let asked = ask(vec![quota], &effect, &Never);
+            assert!(tokio::time::timeout(std::time::Duration::from_millis(10), asked).await.is_err());
+        });
+        assert_eq!(meters.meter("run").used_bytes(), 6);
+    }
+}

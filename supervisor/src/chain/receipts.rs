@@ -221,3 +221,191 @@ const _: fn() = || {
     fn shared<T: Send + Sync>() {}
     shared::<Arc<Receipts>>();
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chain::testing::{ask, wait, FakeWorld, Judge, WorldOf},
+        effect::{tests::sample, Kind, VOCABULARY},
+        ledger::{record::Receipt, tests::Fixture, ReceiptQuery},
+    };
+    use serde_json::Value;
+    use std::time::Duration;
+
+    fn receipts(fixture: &Fixture) -> Vec<Receipt> {
+        fixture.ledger.receipts(&ReceiptQuery::default()).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+
+    fn handler(fixture: &Fixture) -> Arc<dyn Handler> {
+        Arc::new(Receipts::new(fixture.ledger.clone(), fixture.run.clone()))
+    }
+
+    #[test]
+    fn every_answer_has_one_receipt_that_names_who_gave_it() {
+        let answers: [(&'static str, Answer); 5] = [
+            ("admission", Answer::refused("admission", "no rule allows it", "add one")),
+            ("replay", Answer { decision: Decision::Answered, decided_by: "replay", ..Answer::done(Value::Null, 3) }),
+            (
+                "preflight",
+                Answer { decision: Decision::Planned, decided_by: "preflight", ..Answer::done(Value::Null, 0) },
+            ),
+            ("faults", Answer { injected: true, decided_by: "faults", ..Answer::failed("timed out", "") }),
+            ("approval", Answer { decision: Decision::InDoubt, ..Answer::refused("approval", "", "") }),
+        ];
+        let fixture = Fixture::new();
+        for (name, answer) in &answers {
+            let answer = answer.clone();
+            let judge = Arc::new(Judge(name, move |_: &Effect| Some(answer.clone())));
+            let world = FakeWorld::default();
+            wait(ask(vec![handler(&fixture), judge], &sample(Kind::FsWrite), &world));
+            assert!(world.done.lock().unwrap().is_empty());
+        }
+        wait(ask(vec![handler(&fixture)], &sample(Kind::FsWrite), &FakeWorld::default()));
+        let stored = receipts(&fixture);
+        assert_eq!(stored.len(), answers.len() + 1);
+        for (receipt, (name, answer)) in stored.iter().zip(&answers) {
+            assert_eq!((receipt.decided_by.as_str(), receipt.decision), (*name, answer.decision));
+            assert_eq!((&receipt.reason, &receipt.hint), (&answer.reason, &answer.hint));
+            assert_eq!((receipt.injected, receipt.bytes), (answer.injected, answer.bytes));
+        }
+        assert_eq!(
+            (stored[5].decided_by.as_str(), stored[5].decision, stored[5].bytes),
+            ("world", Decision::Allowed, 5)
+        );
+        assert!(fixture.ledger.verify_run(&fixture.run).is_ok());
+    }
+
+    #[test]
+    fn what_must_not_be_repeated_is_on_disk_while_it_happens_and_closed_after() {
+        for row in VOCABULARY {
+            let fixture = Fixture::new();
+            let ledger = fixture.ledger.clone();
+            let world = WorldOf(move |effect: &Effect| {
+                let open = ledger.in_doubt(None).unwrap();
+                let once = row.idempotency == Idempotency::Once && effect.door != Door::Jail;
+                assert_eq!(open.len(), usize::from(once), "{}", row.name);
+                Answer::done(Value::Null, 0)
+            });
+            assert!(wait(ask(vec![handler(&fixture)], &sample(row.kind), &world)).is_success());
+            assert_eq!(fixture.ledger.in_doubt(None).unwrap(), []);
+            assert_eq!(receipts(&fixture).len(), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_refused_further_in_does_not_wait_for_the_disk() {
+        let fixture = Fixture::new();
+        let ledger = fixture.ledger.clone();
+        let judge = Arc::new(Judge("admission", move |_: &Effect| {
+            assert_eq!(ledger.in_doubt(None).unwrap(), []);
+            Some(Answer::refused("admission", "no", ""))
+        }));
+        wait(ask(vec![handler(&fixture), judge], &sample(Kind::RunStart), &FakeWorld::default()));
+        assert_eq!(receipts(&fixture)[0].queued_us, 0);
+    }
+
+    #[test]
+    fn while_the_ledger_cannot_be_written_no_handler_and_no_world_is_asked() {
+        let fixture = Fixture::new();
+        let ledger = crate::ledger::Ledger::open_read_only(&fixture.state).unwrap();
+        let receipts: Arc<dyn Handler> = Arc::new(Receipts::new(ledger, fixture.run.clone()));
+        let judge = Arc::new(Judge("admission", |_: &Effect| panic!("asked")));
+        let answer = wait(ask(vec![receipts, judge], &sample(Kind::FsWrite), &FakeWorld::default()));
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, "receipts"));
+        assert!(answer.reason.contains("ledger.db"), "{}", answer.reason);
+    }
+
+    #[test]
+    fn an_effect_whose_intent_cannot_be_written_does_not_happen() {
+        let fixture = Fixture::new();
+        let stranger: Arc<dyn Handler> = Arc::new(Receipts::new(fixture.ledger.clone(), RunId("zzzzzzzzzzzz".into())));
+        let world = FakeWorld::default();
+        let answer = wait(ask(vec![stranger], &sample(Kind::RunStart), &world));
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, "receipts"));
+        assert!(world.done.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_effect_that_was_done_without_a_receipt_is_not_called_done() {
+        let fixture = Fixture::new();
+        let stranger: Arc<dyn Handler> = Arc::new(Receipts::new(fixture.ledger.clone(), RunId("zzzzzzzzzzzz".into())));
+        let answer = wait(ask(vec![stranger], &sample(Kind::FsWrite), &FakeWorld::default()));
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Failed, "receipts"));
+        assert!(answer.reason.starts_with("it was done, and its receipt could not be written"), "{}", answer.reason);
+    }
+
+    #[test]
+    fn an_effect_whose_asker_goes_away_has_its_one_receipt() {
+        /// Tells that it was reached, and never answers.
+        struct Parks(tokio::sync::Notify);
+        impl World for Parks {
+            fn execute<'a>(&'a self, _: &'a Effect) -> BoxFuture<'a, Answer> {
+                self.0.notify_one();
+                Box::pin(std::future::pending())
+            }
+        }
+        impl Handler for Parks {
+            fn name(&self) -> &'static str {
+                "approval"
+            }
+            fn handle<'a>(&'a self, effect: &'a Effect, _: Next<'a>) -> BoxFuture<'a, Answer> {
+                self.execute(effect)
+            }
+        }
+        let fixture = Fixture::new();
+        let leave = |kind, before_the_world: Option<Arc<Parks>>| {
+            let world = Parks(tokio::sync::Notify::new());
+            let mut handlers = vec![handler(&fixture)];
+            handlers.extend(before_the_world.clone().map(|parks| parks as Arc<dyn Handler>));
+            wait(async {
+                let effect = sample(kind);
+                tokio::select! {
+                    answer = ask(handlers, &effect, &world) => panic!("{answer:?}"),
+                    () = before_the_world.as_deref().unwrap_or(&world).0.notified() => {}
+                }
+            });
+        };
+        leave(Kind::FsWrite, None);
+        leave(Kind::RunStart, Some(Arc::new(Parks(tokio::sync::Notify::new()))));
+        leave(Kind::RunStart, None);
+        assert_eq!(fixture.ledger.seal_run(&fixture.run).unwrap().count, 3);
+        let decisions: Vec<(Kind, Decision)> =
+            receipts(&fixture).iter().map(|receipt| (receipt.kind, receipt.decision)).collect();
+        assert_eq!(
+            decisions,
+            [
+                (Kind::FsWrite, Decision::InDoubt),
+                (Kind::RunStart, Decision::Refused),
+                (Kind::RunStart, Decision::InDoubt)
+            ]
+        );
+    }
+
+    #[test]
+    fn waiting_deciding_and_executing_are_told_apart() {
+        struct Waits;
+        impl Handler for Waits {
+            fn name(&self) -> &'static str {
+                "approval"
+            }
+            fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
+                std::thread::sleep(Duration::from_millis(30));
+                next.note_waiting(Duration::from_millis(20));
+                next.run(effect)
+            }
+        }
+        let fixture = Fixture::new();
+        let ledger = crate::ledger::Ledger::open(&fixture.state).unwrap();
+        let handler: Arc<dyn Handler> = Arc::new(Receipts::new(ledger, fixture.run.clone()));
+        let world = WorldOf(|_: &Effect| {
+            std::thread::sleep(Duration::from_millis(40));
+            Answer::done(Value::Null, 0)
+        });
+        wait(ask(vec![handler, Arc::new(Waits)], &sample(Kind::FsWrite), &world));
+        let receipt = &receipts(&fixture)[0];
+        assert!(receipt.queued_us >= 20_000 && receipt.queued_us < 30_000, "{receipt:?}");
+        assert!(receipt.decided_us >= 10_000, "{receipt:?}");
+        assert!(receipt.executed_us >= 40_000, "{receipt:?}");
+    }
+}

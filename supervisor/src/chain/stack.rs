@@ -188,3 +188,85 @@ impl Element {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chain::testing::{admit, wait, FakeWorld, Judge},
+        effect::{tests::sample, Effect, Kind},
+        ledger::{tests::Fixture, ReceiptQuery},
+    };
+
+    fn step(name: &'static str) -> Step {
+        Step(Arc::new(Judge(name, |_: &Effect| None)))
+    }
+
+    fn build(stack: &Stack, fixture: &Fixture) -> Result<Chain, BuildError> {
+        stack.build(&Wiring { ledger: &fixture.ledger, run: &fixture.run, meters: &Meters::default() })
+    }
+
+    #[test]
+    fn the_order_of_a_chain_does_not_depend_on_the_order_of_its_stack() {
+        let fixture = Fixture::new();
+        let elements = vec![
+            Element::Approval(step("approval")),
+            Element::Answering(step("first")),
+            Element::Containment(step("guard")),
+            Element::Answering(step("second")),
+            Element::Quota { id: "run".into(), limit_bytes: 10 },
+            Element::Authority(step("authority")),
+            Element::Admission(Admission::everything()),
+            Element::Receipts,
+        ];
+        let chain = build(&Stack(elements), &fixture).unwrap();
+        assert_eq!(
+            chain.describe(),
+            "receipts → admission → authority → quota → guard → first → second → approval → world"
+        );
+    }
+
+    #[test]
+    fn the_example_of_the_module_is_true() {
+        let (a, b) = (Element::Answering(step("a")), Element::Answering(step("b")));
+        let quota = |limit_bytes| Element::Quota { id: "run".into(), limit_bytes };
+        let (one, two) = (admit(&[Kind::FsRead, Kind::ProcessExec]), admit(&[Kind::FsRead, Kind::NetConnect]));
+        let outer = Stack(vec![quota(10), a.clone(), Element::Admission(one.clone())]);
+        let inner = Stack(vec![Element::Admission(two.clone()), quota(5), b.clone()]);
+        assert_eq!(outer.compose(&inner), Stack(vec![Element::Admission(one.narrow(&two)), quota(5), a, b]));
+    }
+
+    #[test]
+    fn a_stack_without_an_admission_is_not_built() {
+        let fixture = Fixture::new();
+        assert!(matches!(build(&Stack::default(), &fixture), Err(BuildError::NoAdmission)));
+        assert!(matches!(build(&Stack(vec![Element::Receipts]), &fixture), Err(BuildError::NoAdmission)));
+    }
+
+    #[test]
+    fn receipts_are_outermost_even_if_nobody_asked_for_them() {
+        let fixture = Fixture::new();
+        let chain = build(&Stack(vec![Element::Admission(Admission::nothing())]), &fixture).unwrap();
+        assert_eq!(chain.describe(), "receipts → admission → world");
+        let world = FakeWorld::default();
+        let answer = wait(chain.perform(&sample(Kind::FsWrite), &world));
+        assert_eq!((answer.is_success(), answer.decided_by), (false, "admission"));
+        assert!(world.done.lock().unwrap().is_empty());
+        let receipts: Vec<_> = fixture.ledger.receipts(&ReceiptQuery::default()).unwrap().collect();
+        assert_eq!(receipts.len(), 1);
+        assert_eq!(receipts[0].as_ref().unwrap().decided_by, "admission");
+    }
+
+    #[test]
+    fn a_guard_given_twice_stays_once_and_an_answering_handler_twice() {
+        let (guard, answering) = (step("guard"), step("answers"));
+        let twice = Stack(vec![
+            Element::Containment(guard.clone()),
+            Element::Answering(answering.clone()),
+            Element::Containment(guard.clone()),
+            Element::Answering(answering.clone()),
+            Element::Containment(step("guard")),
+        ]);
+        assert_eq!(twice.normalise().0.len(), 4);
+    }
+}

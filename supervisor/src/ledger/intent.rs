@@ -67,8 +67,14 @@ impl Ledger {
     /// As [`Ledger::intend`].
     pub async fn intend_async(&self, run: &RunId, effect: &Effect, started: Timestamp) -> Result<Intent> {
         let draft = intended(run, effect, started);
-        let n = self.writer()?.call_async(Durability::Power, Box::new(open(&draft))).await?;
-        Ok(Intent { ledger: self.clone(), n, draft, open: true })
+        let (reply, answer) = tokio::sync::oneshot::channel();
+        let ledger = self.clone();
+        self.writer()?.submit(Durability::Power, Box::new(open(&draft)), move |result| {
+            // Nobody listening: the value comes back and is dropped, which is what it is for.
+            let _ = reply.send(result.map(|n| Unclaimed { ledger, n, claimed: false }));
+        });
+        let unclaimed = answer.await.unwrap_or_else(|_| Err(Error::WriterGone("it dropped the work".to_owned())))?;
+        Ok(Intent { ledger: self.clone(), n: unclaimed.claim(), draft, open: true })
     }
 
     /// Every intent without a completion, the oldest first, of one run or of all. Those of a living run may be
@@ -165,6 +171,41 @@ impl Intent {
             ..self.draft.clone()
         };
         self.complete(draft)
+    }
+}
+
+/// An intent on its way from the writer to the one who asked. If they are gone, their effect cannot have happened, and
+/// the intent is taken back.
+struct Unclaimed {
+    ledger: Ledger,
+    n: i64,
+    claimed: bool,
+}
+
+impl Unclaimed {
+    fn claim(mut self) -> i64 {
+        self.claimed = true;
+        self.n
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if self.claimed {
+            return;
+        }
+        let n = self.n;
+        let take_back = move |batch: &mut Batch<'_>| {
+            let deleted = batch.connection().execute("DELETE FROM intents WHERE n = ?1 AND receipt IS NULL", [n]);
+            deleted.map(|_| ()).map_err(batch.failed("take an intent back"))
+        };
+        if let Ok(writer) = self.ledger.writer() {
+            writer.submit(Durability::Process, Box::new(take_back), move |result| {
+                if let Err(error) = result {
+                    tracing::error!(%error, n, "an intent that nobody waited for stays listed as in doubt");
+                }
+            });
+        }
     }
 }
 

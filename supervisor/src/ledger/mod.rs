@@ -15,6 +15,7 @@ pub mod hash;
 mod intent;
 pub mod query;
 pub mod record;
+mod reserve;
 mod row;
 mod runs;
 mod state;
@@ -121,13 +122,14 @@ impl Ledger {
         &self.shared.clock
     }
 
-    /// Waits until the ledger is open, and says whether receipts can be written at all.
+    /// Waits until the ledger is open, and says whether there is room for the receipt of something new.
     ///
     /// # Errors
     ///
-    /// Those of opening the database, and [`Error::NotWritable`] when it was opened for reading only.
+    /// Those of opening the database, [`Error::NotWritable`] when it was opened for reading only, and
+    /// [`Error::DiskFull`] from the moment that the disk was found full until there is space again.
     pub fn writable(&self) -> Result<()> {
-        self.writer()?.opened()
+        self.writer()?.ready()
     }
 
     /// Appends one receipt, and returns once it outlives this process.

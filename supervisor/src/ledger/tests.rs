@@ -13,6 +13,7 @@ use crate::{
 use proptest::prelude::*;
 use std::{
     fs,
+    future::Future as _,
     os::unix::fs::PermissionsExt as _,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -652,4 +653,79 @@ fn a_full_disk_is_a_typed_error_that_names_the_file() {
     assert!(matches!(error, Error::DiskFull { .. }), "{error}");
     assert!(error.to_string().contains("ledger.db; free some space"), "{error}");
     assert_eq!(fixture.ledger.verify_run(&fixture.run).unwrap().count, 1);
+}
+
+/// The other half of the test below, on a disk of its own of three mebibytes.
+#[test]
+fn fills_its_disk() {
+    let Some(folder) = std::env::var_os("TOLLGATE_TEST_FILLS").map(PathBuf::from) else { return };
+    let state = folder.join("state");
+    let ledger = Ledger::open(&state).unwrap();
+    let run = RunId("0123456789ab".into());
+    ledger.insert_run(&record(&run)).unwrap();
+    ledger.writable().unwrap();
+    let fill = || {
+        use std::io::Write as _;
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(folder.join("filler")).unwrap();
+        while file.write(&[0; 4096]).is_ok_and(|written| written > 0) {}
+    };
+    fill();
+    // The log may have a little room left that was taken before.
+    let mut begun = 0;
+    while ledger.writable().is_ok() {
+        ledger.append(draft(&run, "a", Decision::Allowed)).unwrap();
+        begun += 1;
+    }
+    assert!(begun > 0 && begun < 5000, "{begun}");
+    assert!(matches!(ledger.writable(), Err(Error::DiskFull { .. })));
+    assert!(!state.join("reserve").exists());
+    ledger.append(draft(&run, "begun before", Decision::Allowed)).expect("what was begun has its receipt");
+    fill();
+    assert!(matches!(
+        ledger.append(Draft { reason: "x".repeat(1 << 20), ..draft(&run, "b", Decision::Allowed) }),
+        Err(Error::DiskFull { .. })
+    ));
+    assert_eq!(ledger.verify_run(&run).unwrap().count, begun + 1);
+    fs::remove_file(folder.join("filler")).unwrap();
+    ledger.writable().unwrap();
+    assert!(state.join("reserve").exists());
+    ledger.append(draft(&run, "after", Decision::Allowed)).unwrap();
+    assert_eq!(ledger.verify_run(&run).unwrap().count, begun + 2);
+    println!("filled and freed");
+}
+
+#[test]
+fn on_a_full_disk_what_was_begun_has_its_receipt_and_nothing_new_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "sh", "-c"])
+        .arg("mount -t tmpfs -o size=3m,mode=0700 none \"$TOLLGATE_TEST_FILLS\" && exec \"$0\" --exact ledger::tests::fills_its_disk --nocapture")
+        .arg(std::env::current_exe().unwrap())
+        .env("TOLLGATE_TEST_FILLS", folder.path())
+        .output()
+        .expect("unshare(1), which the jail's tests need as well");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("filled and freed"), "{text}");
+}
+
+#[test]
+fn an_intent_that_nobody_waited_for_is_taken_back() {
+    let fixture = Fixture::new();
+    let effect = effect::tests::sample(Kind::RunStart);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for _ in 0..20 {
+        runtime.block_on(async {
+            let mut intend = std::pin::pin!(fixture.ledger.intend_async(&fixture.run, &effect, Timestamp(0)));
+            // Once, so that it is asked for, and then never again.
+            std::future::poll_fn(|context| {
+                let _ = intend.as_mut().poll(context);
+                std::task::Poll::Ready(())
+            })
+            .await;
+        });
+    }
+    // Two rounds through the writer: the first may find an intent, the taking back is queued behind it.
+    fixture.ledger.append(fixture.read("a")).unwrap();
+    fixture.ledger.append(fixture.read("b")).unwrap();
+    assert_eq!(fixture.ledger.in_doubt(None).unwrap(), []);
 }

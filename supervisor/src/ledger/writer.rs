@@ -7,6 +7,7 @@
 use super::{
     draft::Draft,
     record::Receipt,
+    reserve::Reserve,
     row,
     store::{self, storage},
     Error, Result,
@@ -21,7 +22,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         mpsc::{self, Receiver, Sender},
-        Mutex, OnceLock,
+        Arc, Mutex, OnceLock,
     },
     thread::JoinHandle,
 };
@@ -95,25 +96,32 @@ fn is_storage(error: &Error) -> bool {
 pub(super) struct Writer {
     queue: Mutex<Option<Sender<Box<dyn Job>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    opened: std::sync::Arc<OnceLock<Result<()>>>,
+    opened: Arc<OnceLock<Result<()>>>,
+    reserve: Arc<Reserve>,
 }
 
 impl Writer {
     /// Starts the thread, which opens the database by itself.
     pub(super) fn start(database: PathBuf) -> Result<Writer> {
         let (queue, jobs) = mpsc::channel();
-        let opened = std::sync::Arc::new(OnceLock::new());
-        let tell = opened.clone();
+        let (opened, reserve) = (Arc::new(OnceLock::new()), Arc::new(Reserve::beside(&database)));
+        let (tell, released) = (opened.clone(), reserve.clone());
         let thread = std::thread::Builder::new()
             .name("ledger".to_owned())
-            .spawn(move || run(&database, &jobs, &tell))
+            .spawn(move || run(&database, &jobs, &tell, &released))
             .map_err(|error| Error::WriterGone(format!("it could not start: {error}")))?;
-        Ok(Writer { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)), opened })
+        Ok(Writer { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)), opened, reserve })
     }
 
     /// Waits until the database is open and in its newest form.
     pub(super) fn opened(&self) -> Result<()> {
         self.opened.wait().clone()
+    }
+
+    /// As [`Writer::opened`], and whether something new may begin.
+    pub(super) fn ready(&self) -> Result<()> {
+        self.opened()?;
+        self.reserve.check()
     }
 
     /// Queues work; `reply` is called on the writer's thread once it is committed, or has failed.
@@ -170,7 +178,7 @@ impl Drop for Writer {
     }
 }
 
-fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<()>>) {
+fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<()>>, reserve: &Reserve) {
     let mut connection = match store::open_writer(database) {
         Ok(connection) => {
             let _ = opened.set(Ok(()));
@@ -184,11 +192,20 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
             return;
         }
     };
+    if let Err(error) = reserve.hold() {
+        // Not fatal: the receipts may still fit, and if they do not, that is told then.
+        tracing::warn!(%error, "no space is held back for receipts");
+    }
     let mut synced = Durability::Process;
     while let Ok(first) = jobs.recv() {
         let mut batch = vec![first];
         batch.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
-        let committed = transact(&mut connection, database, &mut batch, &mut synced);
+        let mut committed = transact(&mut connection, database, &mut batch, &mut synced);
+        if let Err(error @ Error::DiskFull { .. }) = &committed {
+            if reserve.release(error) {
+                committed = transact(&mut connection, database, &mut batch, &mut synced);
+            }
+        }
         for job in batch {
             job.acknowledge(committed.clone());
         }
