@@ -100,7 +100,7 @@ enum Reached {
     /// To the world, which may repeat it.
     Yes,
     /// To the world, under this intent.
-    Intended(Intent),
+    Intended(Box<Intent>),
 }
 
 impl Edge<'_> {
@@ -124,7 +124,7 @@ impl World for Edge<'_> {
             };
             let reached = if once {
                 match self.ledger.intend_async(self.run, effect, self.started).await {
-                    Ok(intent) => Reached::Intended(intent),
+                    Ok(intent) => Reached::Intended(Box::new(intent)),
                     Err(error) => return refusal(&error),
                 }
             } else {

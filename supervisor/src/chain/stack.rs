@@ -258,6 +258,17 @@ mod tests {
     }
 
     #[test]
+    fn one_effect_under_two_stacks_has_two_answers() {
+        let fixture = Fixture::new();
+        let effect = sample(Kind::FsWrite);
+        let decision = |kinds: &[Kind]| {
+            let chain = build(&Stack(vec![Element::Admission(admit(kinds))]), &fixture).unwrap();
+            wait(chain.perform(&effect, &FakeWorld::default())).is_success()
+        };
+        assert_eq!((decision(&[Kind::FsWrite]), decision(&[Kind::FsRead])), (true, false));
+    }
+
+    #[test]
     fn a_guard_given_twice_stays_once_and_an_answering_handler_twice() {
         let (guard, answering) = (step("guard"), step("answers"));
         let twice = Stack(vec![

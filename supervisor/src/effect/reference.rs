@@ -73,7 +73,7 @@ pub fn reference_markdown() -> String {
          |---|---|---|---|---|---|\n",
     );
     for row in VOCABULARY {
-        let classes: Vec<String> = row.classes.iter().map(|class| word(class)).collect();
+        let classes: Vec<String> = row.classes.iter().map(word).collect();
         let door = if row.at_api_door { "yes" } else { "no" };
         line(
             &mut page,

@@ -27,11 +27,11 @@ mod writer;
 pub use draft::{Draft, Timing};
 pub use error::{Error, Result};
 pub use intent::{Intent, OpenIntent};
-pub use query::{ReceiptQuery, Receipts};
+pub use query::{Denied, ReceiptQuery, Receipts};
 pub use runs::{Head, RunQuery, Which};
 pub use state::state_dir;
 pub use time::{Clock, SystemClock, Timestamp};
-pub use verify::{Broken, Verification};
+pub use verify::{Broken, Fault, Verification};
 pub use writer::Durability;
 
 use crate::effect::RunId;

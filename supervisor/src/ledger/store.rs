@@ -72,6 +72,8 @@ pub(super) fn open_writer(database: &Path) -> Result<Connection> {
     let configure = |connection: &Connection| -> rusqlite::Result<()> {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
         connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
+        // One huge batch must not leave a log behind that every later first open reads.
+        connection.pragma_update(None, "journal_size_limit", CHECKPOINT_PAGES * 4096)?;
         connection.pragma_update(None, "foreign_keys", true)
     };
     configure(&connection).map_err(|error| storage("configure the connection", database, error))?;

@@ -1,9 +1,7 @@
 //! The store, seen from outside and, where someone changes it behind its back, from inside.
 
 use super::{
-    query::Denied,
     record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
-    verify::Fault,
     *,
 };
 use crate::{
@@ -265,7 +263,7 @@ fn each_way_of_meddling_is_found_where_it_was_done() {
         ("unknown word", format!("UPDATE receipts SET decision = 'fine' WHERE {}", at(2)), 2, Fault::Unreadable),
         ("delete the first", format!("DELETE FROM receipts WHERE {}", at(1)), 1, Fault::Missing),
         ("delete one inside", format!("DELETE FROM receipts WHERE {}", at(3)), 3, Fault::Missing),
-        ("delete the tail", format!("DELETE FROM receipts WHERE id >= (1 << 32 | 4)"), 4, Fault::Missing),
+        ("delete the tail", "DELETE FROM receipts WHERE id >= (1 << 32 | 4)".to_owned(), 4, Fault::Missing),
         (
             "delete the tail and tell the run's row",
             "DELETE FROM receipts WHERE id >= (1 << 32 | 4); \
@@ -625,6 +623,38 @@ fn a_file_that_is_no_database_is_called_damaged() {
     fs::write(folder.path().join("ledger.db"), vec![b'x'; 8192]).unwrap();
     let error = Ledger::open(folder.path()).unwrap().writable().unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
+}
+
+#[test]
+fn many_first_runs_at_once_make_one_ledger() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("deep/state");
+    std::thread::scope(|scope| {
+        for number in 0..6 {
+            let state = &state;
+            scope.spawn(move || {
+                let ledger = Ledger::open(state).unwrap();
+                let run = RunId(format!("{number:012}"));
+                ledger.insert_run(&record(&run)).unwrap();
+                ledger.append(draft(&run, "a", Decision::Allowed)).unwrap();
+            });
+        }
+    });
+    let reader = Ledger::open_read_only(&state).unwrap();
+    let all = reader.runs(RunQuery { all: Which::All, limit: None, since: None }).unwrap();
+    assert_eq!(all.iter().filter(|run| run.effects.count == 1).count(), 6);
+}
+
+#[test]
+fn a_writer_that_panicked_refuses_what_is_new() {
+    let fixture = Fixture::new();
+    let lost = fixture.ledger.call(Durability::Process, |_| -> Result<()> { panic!("on purpose") });
+    assert!(matches!(lost, Err(Error::WriterGone(_))));
+    while fixture.ledger.writable().is_ok() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(fixture.ledger.append(fixture.read("a")), Err(Error::WriterGone(_))));
+    assert_eq!(Ledger::open(&fixture.state).unwrap().append(fixture.read("a")).unwrap().seq, 1);
 }
 
 #[test]

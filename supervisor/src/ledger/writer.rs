@@ -121,6 +121,11 @@ impl Writer {
     /// As [`Writer::opened`], and whether something new may begin.
     pub(super) fn ready(&self) -> Result<()> {
         self.opened()?;
+        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Err(Error::WriterGone("it panicked".to_owned()));
+        }
+        drop(thread);
         self.reserve.check()
     }
 
