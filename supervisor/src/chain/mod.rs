@@ -39,9 +39,18 @@ pub trait World: Send + Sync {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer>;
 }
 
-/// What lies further in. Consumed by forwarding, so no handler forwards twice:
+/// What lies further in. Consumed by forwarding, so a handler forwards once
 ///
-/// ```compile_fail
+/// ```
+/// # use tollgate::{chain::{Answer, Next}, effect::Effect};
+/// async fn once(effect: &Effect, next: Next<'_>) -> Answer {
+///     next.run(effect).await
+/// }
+/// ```
+///
+/// and not twice:
+///
+/// ```compile_fail,E0382
 /// # use tollgate::{chain::{Answer, Next}, effect::Effect};
 /// async fn twice(effect: &Effect, next: Next<'_>) -> Answer {
 ///     next.run(effect).await;

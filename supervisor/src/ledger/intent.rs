@@ -17,9 +17,17 @@ use rusqlite::{params, OptionalExtension as _};
 /// An effect that is about to happen, on disk. Open until it is completed or abandoned; what is dropped open stays
 /// open in the ledger, as it does when the process dies, and is *in doubt*.
 ///
-/// It can be closed once only:
+/// It can be closed once
 ///
-/// ```compile_fail
+/// ```
+/// # fn once(intent: tollgate::ledger::Intent, draft: tollgate::ledger::Draft) {
+/// let _ = intent.complete(draft.clone());
+/// # }
+/// ```
+///
+/// and not twice:
+///
+/// ```compile_fail,E0382
 /// # fn twice(intent: tollgate::ledger::Intent, draft: tollgate::ledger::Draft) {
 /// let _ = intent.complete(draft.clone());
 /// let _ = intent.complete(draft);
