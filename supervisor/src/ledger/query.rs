@@ -100,9 +100,6 @@ impl Ledger {
             asked
                 .push(("substr(CAST(resource AS BLOB), 1, length(?1)) = ?", Value::Blob(prefix.as_bytes().to_owned())));
         }
-        if let Some(decision) = query.decision {
-            asked.push(("decision = ?", text(row::decision(decision))));
-        }
         if let Some(handler) = &query.decided_by {
             asked.push(("decided_by = ?", text(handler)));
         }
@@ -114,7 +111,7 @@ impl Ledger {
             if query.run.is_none() {
                 // Runs that ended before it are skipped whole.
                 asked.push((
-                    "receipts.id >= (SELECT coalesce(min(run), 0) << 32 FROM chains WHERE last_us >= ?)",
+                    "receipts.id >= (SELECT coalesce(min(run) << 32, 9223372036854775807) FROM chains WHERE last_us >= ?)",
                     Value::Integer(since.0),
                 ));
             }
@@ -136,9 +133,10 @@ impl Ledger {
             conditions.push_str(&condition.replace("?1", "?").replace('?', &place));
             values.push(value);
         }
-        if query.denied_only == Denied::Only {
-            // Written out, so that the index of refusals can serve it.
-            conditions.push_str(" AND decision = 'refused'");
+        // Written out and not bound, so that the index of refusals can serve it.
+        let refused = (query.denied_only == Denied::Only).then_some(Decision::Refused);
+        for decision in query.decision.into_iter().chain(refused) {
+            conditions.push_str(&format!(" AND decision = '{}'", row::decision(decision)));
         }
         Ok(Receipts {
             ledger: self.clone(),

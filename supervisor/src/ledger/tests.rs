@@ -467,6 +467,9 @@ fn each_condition_of_a_query_selects() {
     }
     let both = ReceiptQuery { since: Some(Timestamp(1003)), class: Some(Class::Write), ..any() };
     assert_eq!(fixture.all(both).len(), 2);
+    assert_eq!(fixture.all(ReceiptQuery { since: Some(Timestamp(5000)), ..any() }), []);
+    let never = ReceiptQuery { decision: Some(Decision::Allowed), denied_only: Denied::Only, ..any() };
+    assert_eq!(fixture.all(never), []);
 }
 
 #[test]
