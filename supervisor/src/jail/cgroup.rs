@@ -299,6 +299,10 @@ impl Group {
         let available = fs::read_to_string(delegated.join("cgroup.controllers"))
             .map_err(io_error(&delegated.join("cgroup.controllers"), "read"))?;
         let names: Vec<&str> = wanted.iter().filter_map(|one| one.unified_name()).collect();
+        if names.is_empty() && environment.legacy.contains_key(&Controller::Accounting) {
+            // Only time is to be counted, and version 1 can do that without the cost of moving a process.
+            return Err(no_place("version 1 counts time".to_owned()));
+        }
         if let Some(lacking) = names.iter().find(|name| !available.split_whitespace().any(|has| has == **name)) {
             return Err(no_place(format!("{} has no {lacking} controller", delegated.display())));
         }
@@ -786,4 +790,75 @@ fn lacking(name: &str) -> CgroupError {
 fn limit_error(path: &Path, what: &'static str) -> impl FnOnce(cgroups_rs::fs::error::Error) -> CgroupError {
     let path = path.to_owned();
     move |source| CgroupError::Limit { path, what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+30 1 0:25 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+31 1 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+32 1 0:27 /docker/abc /sys/fs/cgroup/memory rw shared:5 - cgroup cgroup rw,memory
+33 1 0:28 /else /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
+34 1 0:29 / /proc rw - proc proc rw
+";
+    const OWN: &str =
+        "5:pids:/docker/abc\n4:memory:/docker/abc/job\n3:cpu,cpuacct:/user\n1:name=systemd:/x\n0::/user\n";
+
+    #[test]
+    fn groups_are_found_below_our_own_and_nowhere_else() {
+        let found = CgroupEnvironment::parse(HYBRID, OWN);
+        let at = |path: &str| Some(PathBuf::from(path));
+        assert_eq!(found.legacy.get(&Controller::Memory).cloned(), at("/sys/fs/cgroup/memory/job"));
+        assert_eq!(found.legacy.get(&Controller::Cpu).cloned(), at("/sys/fs/cgroup/cpu,cpuacct/user"));
+        assert_eq!(found.legacy.get(&Controller::Accounting), found.legacy.get(&Controller::Cpu));
+        assert_eq!(found.legacy.get(&Controller::Pids), None, "our group is not below that mount's root");
+        assert_eq!(found.unified, Some(("/sys/fs/cgroup/unified".into(), "/sys/fs/cgroup/unified/user".into())));
+    }
+
+    #[test]
+    fn a_group_outside_our_namespace_is_not_guessed() {
+        let mounts = "30 1 0:25 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(CgroupEnvironment::parse(mounts, "0::/../other\n").unified, None);
+        assert_eq!(CgroupEnvironment::parse("", ""), CgroupEnvironment::default());
+        assert_eq!(CgroupEnvironment::parse("a - cgroup2\n - \n", ":\n::::\n"), CgroupEnvironment::default());
+    }
+
+    #[test]
+    fn a_run_id_cannot_leave_its_directory() {
+        assert_eq!(group_name(&RunId("../../x/y".to_owned())), "tollgate-run-xy");
+    }
+
+    #[test]
+    fn a_leaf_made_for_us_gives_way_to_its_parent() {
+        let mount = Path::new("/m");
+        assert_eq!(delegated_ancestor(mount, Path::new("/m/s.service/supervisor")), Path::new("/m/s.service"));
+        assert_eq!(delegated_ancestor(mount, Path::new("/m/s.service")), Path::new("/m/s.service"));
+        assert_eq!(delegated_ancestor(mount, mount), mount);
+    }
+
+    #[test]
+    fn a_scope_request_counts_its_properties() {
+        let bounds = ScopeBounds { memory: Some(64 << 20), pids: Some(66), cpus: Some(1.5) };
+        let words = scope_request(Manager::User, "u.scope", Pid::from_raw(7), &bounds, OomPolicy::Continue);
+        assert_eq!(words[6..10], ["ssa(sv)a(sa(sv))", "u.scope", "fail", "9"]);
+        assert_eq!(words.last().map(String::as_str), Some("0"));
+        let has = |wanted: [&str; 3]| words.windows(3).any(|found| found == wanted);
+        assert!(has(["MemoryMax", "t", "67108864"]) && has(["MemorySwapMax", "t", "0"]));
+        assert!(has(["TasksMax", "t", "66"]) && has(["CPUQuotaPerSecUSec", "t", "1500000"]));
+    }
+
+    #[test]
+    fn a_systemd_that_does_not_answer_is_an_error_that_names_the_unit() {
+        let environment = CgroupEnvironment { unified: Some(("/m".into(), "/m".into())), ..Default::default() };
+        let run = RunId("nobus".to_owned());
+        let bounds = ScopeBounds::default();
+        if Path::new("/run/systemd/system").exists() {
+            // There systemd would answer.
+            return;
+        }
+        let error = Group::scope(&environment, Manager::System, &run, Pid::this(), &bounds).expect_err("no systemd");
+        assert!(error.to_string().contains("tollgate-run-nobus.scope"), "{error}");
+    }
 }

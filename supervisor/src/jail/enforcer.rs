@@ -354,7 +354,9 @@ impl Enforcer {
         let mut usage = match &self.watching {
             Some(watching) => {
                 let mut usage = watching.shared.lock().usage.clone();
-                usage.wall_us = micros(watching.started.elapsed());
+                if watching.thread.is_some() {
+                    usage.wall_us = micros(watching.started.elapsed());
+                }
                 usage
             }
             None => Usage::default(),
@@ -363,11 +365,6 @@ impl Enforcer {
             read_group(group, &mut usage);
         }
         usage
-    }
-
-    /// Measures the run's layer now, for a caller that wants `write_bytes` exact after the last process has ended.
-    pub fn layer_bytes(&self) -> u64 {
-        self.layer.as_deref().map_or(0, |layer| watch::held_by(layer).bytes)
     }
 
     /// What of the run's limits is weaker than asked, in words for its receipts.
@@ -401,6 +398,32 @@ impl Enforcer {
             ));
         }
         notes
+    }
+
+    /// Ends the watch once the program has ended, so that applying its changes does not count as its time. From here
+    /// on [`Enforcer::exceeded`] and [`Enforcer::usage`] stay as they are.
+    ///
+    /// The layer is measured a last time: a program that wrote too much and ended between two measurements has still
+    /// exceeded its limit.
+    pub fn finish(&mut self) {
+        let usage = self.usage();
+        let Some(watching) = &mut self.watching else { return };
+        let Some(thread) = watching.thread.take() else { return };
+        watching.shared.lock().ending = Ending::Now;
+        watching.shared.wake.notify_all();
+        // A panic there has been reported already, and there is nothing left to watch.
+        let _ = thread.join();
+        let mut state = watching.shared.lock();
+        let measured = state.usage.write_bytes;
+        state.usage = Usage { write_bytes: measured, ..usage };
+        let Some(layer) = &self.layer else { return };
+        state.usage.write_bytes = watch::held_by(layer).bytes;
+        let used = state.usage.write_bytes;
+        if let (None, Some(limit)) = (state.exceeded, self.limits.write_bytes.value()) {
+            if used > limit {
+                state.exceeded = Some(Exceeded { kind: OutcomeType::WriteExceeded, used, limit });
+            }
+        }
     }
 
     /// Kills everything in the run, the shim included. Returns at once; call it again until the shim is reaped if
@@ -520,14 +543,7 @@ impl Enforcer {
 
 impl Drop for Enforcer {
     fn drop(&mut self) {
-        if let Some(watching) = &mut self.watching {
-            watching.shared.lock().ending = Ending::Now;
-            watching.shared.wake.notify_all();
-            if let Some(thread) = watching.thread.take() {
-                // A panic there has been reported already, and there is nothing left to watch.
-                let _ = thread.join();
-            }
-        }
+        self.finish();
     }
 }
 
@@ -689,19 +705,25 @@ fn read_group(group: &Group, usage: &mut Usage) {
 fn kill_run(group: Option<&Group>, root: Option<Pid>) {
     if let Some(group) = group {
         group.kill();
-        return;
     }
+    // The tree as well: what is killed twice is as dead, and nothing that is not in the group may live on.
     let Some(root) = root else { return };
-    let members = watch::TreeWatch::new(root).members();
+    // First a handle on each member, which stays that process whatever becomes of its number; then a second look, so
+    // that only handles of members are used; then all are killed, the root last, since the tree is found from it.
+    let handles: Vec<_> = watch::TreeWatch::new(root)
+        .members()
+        .into_iter()
+        .filter_map(|pid| kernel::pidfd_open(pid).ok().map(|handle| (pid, handle)))
+        .collect();
+    let mut members = watch::TreeWatch::new(root).members();
     // Pid 1 of the jail first: the kernel ends its namespace with it, forks in flight included.
     let inits = watch::namespace_inits(&members);
+    members.retain(|pid| !inits.contains(pid));
+    members.reverse();
     for pid in inits.into_iter().chain(members) {
-        if let Ok(handle) = kernel::pidfd_open(pid) {
-            // The handle is of this process for good; it is killed only if it still descends from our root.
-            if pid == root || watch::TreeWatch::new(root).members().contains(&pid) {
-                // ESRCH: it died by itself, which is what was wanted.
-                let _ = kernel::pidfd_kill(&handle);
-            }
+        if let Some((_, handle)) = handles.iter().find(|(member, _)| *member == pid) {
+            // ESRCH: it died by itself, which is what was wanted.
+            let _ = kernel::pidfd_kill(handle);
         }
     }
 }
@@ -748,4 +770,375 @@ fn parse_oom(record: &str) -> Option<(&str, &str, u32)> {
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::limits::Bound;
+    use std::{
+        os::unix::process::{CommandExt, ExitStatusExt},
+        process::{Child, Command, ExitStatus, Stdio},
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    fn no_limit<T>() -> Limit<T> {
+        Limit { bound: Bound::Unlimited, asked: Asked::Builtin }
+    }
+
+    fn asked<T>(value: T) -> Limit<T> {
+        Limit { bound: Bound::At(value), asked: Asked::User }
+    }
+
+    fn built_in<T>(value: T) -> Limit<T> {
+        Limit { bound: Bound::At(value), asked: Asked::Builtin }
+    }
+
+    fn unlimited() -> Limits {
+        Limits {
+            wall: no_limit(),
+            cpu: no_limit(),
+            memory: no_limit(),
+            pids: no_limit(),
+            cpus: no_limit(),
+            write_bytes: no_limit(),
+            output_bytes: no_limit(),
+        }
+    }
+
+    fn new_run() -> RunId {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        RunId(format!("test{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// The machine's groups, or none where the machine says that it has none (`TOLLGATE_TEST_WITHOUT=cgroup`) or the
+    /// tests run as an ordinary user.
+    fn groups() -> Option<CgroupEnvironment> {
+        let told = std::env::var("TOLLGATE_TEST_WITHOUT").is_ok_and(|what| what.split(',').any(|one| one == "cgroup"));
+        (!told && nix::unistd::geteuid().is_root()).then(CgroupEnvironment::detect)
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        // As the shim does, nothing begins before it is told to.
+        let script = format!("read begin; {script}");
+        command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command
+    }
+
+    /// Runs a command under an enforcer as the launcher does, and gives both when it has ended.
+    fn run(limits: &Limits, environment: &CgroupEnvironment, layer: Option<PathBuf>, command: Command) -> Ran {
+        run_with(limits, Enforcement::Strict, environment, layer, command)
+    }
+
+    fn begin(child: &mut Child) {
+        use std::io::Write;
+        child.stdin.take().expect("piped").write_all(b"\n").expect("it waits");
+    }
+
+    struct Ran {
+        enforcer: Enforcer,
+        status: ExitStatus,
+        output: String,
+        took: Duration,
+    }
+
+    fn run_with(
+        limits: &Limits,
+        enforcement: Enforcement,
+        environment: &CgroupEnvironment,
+        layer: Option<PathBuf>,
+        mut command: Command,
+    ) -> Ran {
+        let mut enforcer = Enforcer::prepare(&new_run(), limits, enforcement, environment).expect("prepared");
+        layer.into_iter().for_each(|layer| enforcer.measure_layer(layer));
+        let mut child: Child = enforcer.spawn_inside(move || command.spawn()).expect("spawned");
+        let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+        let started = Instant::now();
+        enforcer.admit(pid).expect("admitted");
+        enforcer.start_watch(pid).expect("watched");
+        begin(&mut child);
+        let output = child.wait_with_output().expect("waited");
+        let took = started.elapsed();
+        enforcer.finish();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        Ran { enforcer, status: output.status, output: text, took }
+    }
+
+    const HOG: &str = r#"python3 -c 'b=bytearray()
+while 1: b+=b"x"*1000000'"#;
+
+    #[test]
+    fn wall_time_ends_a_run_that_ignores_signals() {
+        let limits = Limits { wall: asked(Duration::from_millis(200)), ..unlimited() };
+        let ran = run(
+            &limits,
+            &CgroupEnvironment::default(),
+            None,
+            shell("trap '' TERM INT XCPU; while :; do sleep 9; done"),
+        );
+        let exceeded = ran.enforcer.exceeded().expect("exceeded");
+        assert_eq!((exceeded.kind, exceeded.limit), (OutcomeType::WallExceeded, 200_000));
+        assert!(exceeded.used >= 200_000 && ran.took < Duration::from_secs(2), "{exceeded:?} {:?}", ran.took);
+        assert_eq!(ran.status.signal(), Some(libc::SIGKILL));
+    }
+
+    #[test]
+    fn a_stopped_process_is_ended_too() {
+        let limits = Limits { wall: asked(Duration::from_millis(200)), ..unlimited() };
+        let ran = run(&limits, &CgroupEnvironment::default(), None, shell("kill -STOP $$"));
+        assert_eq!(ran.enforcer.exceeded().map(|one| one.kind), Some(OutcomeType::WallExceeded));
+    }
+
+    #[test]
+    fn time_spent_after_the_program_ended_is_not_its_own() {
+        let limits = Limits { wall: asked(Duration::from_millis(300)), ..unlimited() };
+        let ran = run(&limits, &CgroupEnvironment::default(), None, shell("exit 3"));
+        let usage = ran.enforcer.usage();
+        thread::sleep(Duration::from_millis(400));
+        assert_eq!(ran.enforcer.exceeded(), None);
+        assert_eq!(ran.enforcer.usage(), usage);
+        assert_eq!(ran.status.code(), Some(3));
+    }
+
+    #[test]
+    fn processor_time_is_summed_over_the_tree_even_when_the_signal_is_caught() {
+        let limits = Limits { cpu: asked(Duration::from_millis(400)), ..unlimited() };
+        let script = "trap 'echo caught' XCPU; (while :; do :; done) & (while :; do :; done) & wait";
+        for environment in [Some(CgroupEnvironment::default()), groups()].into_iter().flatten() {
+            let ran = run(&limits, &environment, None, shell(script));
+            let exceeded = ran.enforcer.exceeded().expect("exceeded");
+            assert_eq!((exceeded.kind, exceeded.limit), (OutcomeType::CpuExceeded, 400_000));
+            assert!((400_000..800_000).contains(&exceeded.used), "{exceeded:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_kills_for_memory_and_the_peak_is_known() {
+        let Some(environment) = groups() else { return };
+        let limits = Limits { memory: asked(64 << 20), ..unlimited() };
+        let ran = run(&limits, &environment, None, shell(&format!("exec {HOG}")));
+        assert_eq!(ran.status.signal(), Some(libc::SIGKILL));
+        let kill = ran.enforcer.memory_kill().expect("a kill");
+        assert_eq!((kill.kind, kill.limit), (OutcomeType::MemoryExceeded, 64 << 20));
+        assert!(kill.used > 60 << 20 && kill.used <= 64 << 20, "{kill:?}");
+        assert!(ran.enforcer.degraded().is_empty(), "{:?}", ran.enforcer.degraded());
+    }
+
+    #[test]
+    fn a_shell_outlives_its_child_killed_for_memory_and_a_note_says_so() {
+        let Some(environment) = groups() else { return };
+        let limits = Limits { memory: asked(64 << 20), ..unlimited() };
+        let ran = run(&limits, &environment, None, shell(&format!("{HOG}; echo rc $?")));
+        assert_eq!((ran.output.trim(), ran.status.code()), ("rc 137", Some(0)));
+        let notes = ran.enforcer.notes().join("\n");
+        assert!(notes.contains("killed 1 process for memory") && notes.contains("64 MiB"), "{notes}");
+    }
+
+    #[test]
+    fn groups_are_gone_when_the_enforcer_is() {
+        let Some(environment) = groups() else { return };
+        let limits = Limits { memory: asked(64 << 20), pids: asked(64), cpus: asked(1.0), ..unlimited() };
+        let ran = run(&limits, &environment, None, shell("true"));
+        let name = format!("tollgate-run-{}", ran.enforcer.run);
+        let places: Vec<PathBuf> = environment.legacy.values().map(|own| own.join(&name)).collect();
+        let unified = environment.unified.as_ref().map(|(_, own)| own.join(&name));
+        assert!(places.iter().chain(&unified).any(|place| place.exists()), "no group was made");
+        ran.enforcer.close();
+        let until = Instant::now() + Duration::from_secs(6);
+        while places.iter().chain(&unified).any(|place| place.exists()) {
+            assert!(Instant::now() < until, "a group is left");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn a_fork_bomb_stops_at_the_groups_limit_and_refused_forks_are_noted() {
+        let Some(environment) = groups() else { return };
+        let limits = Limits { pids: asked(32), ..unlimited() };
+        let ran = run(&limits, &environment, None, shell(FORKS));
+        assert!(ran.output.contains("Resource temporarily unavailable"), "{}", ran.output);
+        let made: u64 = ran.output.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number");
+        assert!((16..=34).contains(&made), "{made}");
+        let notes = ran.enforcer.notes().join("\n");
+        assert!(notes.contains("refused 1 forks"), "{notes}");
+        assert!(ran.enforcer.usage().pids_peak <= 34);
+    }
+
+    const FORKS: &str = r#"python3 -c 'import os, time
+n = 0
+try:
+    while n < 100:
+        if os.fork() == 0: time.sleep(0.5); os._exit(0)
+        n += 1
+    print(n, "no limit")
+except OSError as e: print(n, e.strerror)'"#;
+
+    #[test]
+    fn the_process_limit_of_a_user_namespace_is_not_shared_by_two_runs() {
+        let limits = Limits { pids: asked(32), ..unlimited() };
+        let enforcer = Enforcer::prepare(&new_run(), &limits, Enforcement::Strict, &CgroupEnvironment::default())
+            .expect("RLIMIT_NPROC is as good as a group");
+        let number = enforcer.rlimits().into_iter().find(|row| row.0 == libc::RLIMIT_NPROC).expect("in the plan").1;
+        assert_eq!(number, 33);
+        let start = || {
+            let mut command = Command::new("unshare");
+            let limit = format!("--nproc={number}:{number}");
+            command.args(["-Ur", "prlimit", &limit, "sh", "-c", FORKS]);
+            command.env("PATH", "/usr/bin:/bin").stdout(Stdio::piped());
+            if nix::unistd::geteuid().is_root() {
+                // The kernel exempts the host's uid 0, which no jail runs as.
+                command.uid(65_534).gid(65_534);
+            }
+            command.spawn().expect("started")
+        };
+        let both = [start(), start()];
+        for child in both {
+            let output = child.wait_with_output().expect("waited");
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            let made: u64 = text.split_whitespace().next().and_then(|word| word.parse().ok()).expect("a number");
+            assert!(text.contains("Resource temporarily unavailable") && (28..=33).contains(&made), "{text}");
+        }
+    }
+
+    #[test]
+    fn processor_bandwidth_is_capped() {
+        let Some(environment) = groups() else { return };
+        let limits = Limits { cpus: asked(0.5), wall: asked(Duration::from_secs(2)), ..unlimited() };
+        let ran = run(&limits, &environment, None, shell("(while :; do :; done) & while :; do :; done"));
+        let cpu = ran.enforcer.usage().cpu_us;
+        assert!(cpu < 1_300_000, "{cpu} µs in two seconds");
+    }
+
+    #[test]
+    fn what_a_user_asked_for_is_refused_where_nothing_can_cap_it() {
+        let nowhere = CgroupEnvironment::default();
+        let prepare = |limits: Limits, enforcement| Enforcer::prepare(&new_run(), &limits, enforcement, &nowhere);
+        let memory = Limits { memory: asked(64 << 20), ..unlimited() };
+        let refused = prepare(memory.clone(), Enforcement::Strict).expect_err("refused");
+        assert_eq!(refused.limit, "memory");
+        assert!(refused.remedy.contains("Delegate"), "{refused:?}");
+        let cpus = Limits { cpus: asked(1.0), ..unlimited() };
+        assert_eq!(prepare(cpus, Enforcement::Strict).expect_err("refused").limit, "cpus");
+        let weaker = prepare(memory, Enforcement::BestEffort).expect("best effort");
+        assert!(weaker.degraded()[0].contains("watched"), "{:?}", weaker.degraded());
+        let default = Limits { memory: built_in(64 << 20), cpus: built_in(1.0), ..unlimited() };
+        assert_eq!(prepare(default, Enforcement::Strict).expect("a default may be watched").degraded().len(), 2);
+        let others = Limits {
+            wall: asked(Duration::from_secs(1)),
+            cpu: asked(Duration::from_secs(1)),
+            pids: asked(16),
+            write_bytes: asked(1),
+            output_bytes: asked(1),
+            ..unlimited()
+        };
+        assert!(prepare(others, Enforcement::Strict).expect("enforced without groups").degraded().is_empty());
+    }
+
+    #[test]
+    fn watched_memory_ends_the_run_that_exceeds_it() {
+        let limits = Limits { memory: built_in(96 << 20), ..unlimited() };
+        let script = r#"python3 -c 'import time
+b=[]
+while 1: b.append(b"x"*4000000); time.sleep(0.02)'; echo survived"#;
+        let ran = run(&limits, &CgroupEnvironment::default(), None, shell(script));
+        let exceeded = ran.enforcer.exceeded().expect("exceeded");
+        assert_eq!((exceeded.kind, exceeded.limit), (OutcomeType::MemoryExceeded, 96 << 20));
+        assert!(exceeded.used > 96 << 20 && exceeded.used < 192 << 20, "{exceeded:?}");
+        assert!(!ran.output.contains("survived"));
+    }
+
+    #[test]
+    fn pages_shared_by_many_processes_count_once_when_watched() {
+        // 60 MB shared by four processes are 240 MB of resident sets.
+        let limits = Limits { memory: built_in(120 << 20), ..unlimited() };
+        let script = r#"python3 -c 'import os, time, gc
+b=b"x"*60000000
+gc.freeze()
+for i in range(3):
+    if os.fork() == 0: time.sleep(0.6); os._exit(0)
+time.sleep(0.6)'"#;
+        let ran = run(&limits, &CgroupEnvironment::default(), None, shell(script));
+        assert_eq!((ran.enforcer.exceeded(), ran.status.code()), (None, Some(0)));
+    }
+
+    #[test]
+    fn writing_more_than_allowed_ends_the_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = Limits { write_bytes: asked(2 << 20), ..unlimited() };
+        let mut command =
+            shell("for i in 1 2 3 4 5 6 7 8; do head -c 1000000 /dev/zero > f$i; sleep 0.1; done; sleep 9");
+        command.current_dir(folder.path());
+        let layer = Some(folder.path().to_owned());
+        let ran = run(&limits, &CgroupEnvironment::default(), layer, command);
+        assert_eq!(ran.enforcer.exceeded().map(|one| one.kind), Some(OutcomeType::WriteExceeded));
+        assert!(ran.took < Duration::from_secs(5), "{:?}", ran.took);
+    }
+
+    #[test]
+    fn a_program_that_ends_before_it_is_measured_has_still_exceeded() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = Limits { write_bytes: asked(100_000), ..unlimited() };
+        let mut command = shell("head -c 1000000 /dev/zero > f");
+        command.current_dir(folder.path());
+        let ran = run(&limits, &CgroupEnvironment::default(), Some(folder.path().to_owned()), command);
+        let exceeded = ran.enforcer.exceeded().expect("exceeded");
+        assert_eq!((exceeded.kind, exceeded.limit), (OutcomeType::WriteExceeded, 100_000));
+        assert_eq!(ran.enforcer.usage().write_bytes, exceeded.used);
+    }
+
+    #[test]
+    fn kill_ends_what_has_left_its_session() {
+        let environments = [Some(CgroupEnvironment::default()), groups()];
+        for environment in environments.into_iter().flatten() {
+            let mut enforcer =
+                Enforcer::prepare(&new_run(), &unlimited(), Enforcement::Strict, &environment).expect("prepared");
+            let mut command = shell("setsid sleep 60 & echo $!; wait");
+            let mut child = enforcer.spawn_inside(move || command.spawn()).expect("spawned");
+            let root = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+            enforcer.admit(root).expect("admitted");
+            enforcer.start_watch(root).expect("watched");
+            begin(&mut child);
+            let mut line = String::new();
+            let mut output = io::BufReader::new(child.stdout.take().expect("piped"));
+            io::BufRead::read_line(&mut output, &mut line).expect("a line");
+            thread::sleep(Duration::from_millis(50));
+            enforcer.kill();
+            assert_eq!(child.wait().expect("waited").signal(), Some(libc::SIGKILL));
+            let sleeper = format!("/proc/{}/stat", line.trim());
+            let until = Instant::now() + Duration::from_secs(2);
+            while std::fs::read_to_string(&sleeper).is_ok_and(|stat| !stat.contains(") Z")) {
+                assert!(Instant::now() < until, "the sleeper lives");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn no_resource_limit_is_above_our_own_and_address_space_is_never_limited() {
+        let limits = Limits { cpu: asked(Duration::from_millis(1500)), write_bytes: asked(7), ..unlimited() };
+        let enforcer = Enforcer::prepare(&new_run(), &limits, Enforcement::Strict, &CgroupEnvironment::default())
+            .expect("prepared");
+        let rows = enforcer.rlimits();
+        assert!(rows.contains(&(libc::RLIMIT_CPU, 3, 4)), "{rows:?}");
+        assert!(rows.contains(&(libc::RLIMIT_FSIZE, 7, 7)));
+        assert!(rows.contains(&(libc::RLIMIT_CORE, 0, 0)));
+        assert!(rows.iter().all(|row| row.0 != libc::RLIMIT_AS && row.1 <= row.2));
+    }
+
+    #[test]
+    fn the_victim_is_read_from_the_kernels_record_whatever_it_calls_itself() {
+        let record = "6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,\
+                      oom_memcg=/a/tollgate-run-x,task_memcg=/a/tollgate-run-x,task=py,pid=1,uid=0,pid=42,uid=1000";
+        assert_eq!(parse_oom(record), Some(("/a/tollgate-run-x", "py,pid=1,uid=0", 42)));
+        assert_eq!(parse_oom("6,1,2,-;something else"), None);
+    }
+
+    #[test]
+    fn kernel_releases_are_compared_as_numbers() {
+        assert_eq!(release("6.18.44-x"), Some((6, 18)));
+        assert_eq!(release("5.4.0"), Some((5, 4)));
+        assert!(release("5.4.0") < Some(PROCESSES_BY_NAMESPACE_SINCE));
+        assert_eq!(release("nonsense"), None);
+    }
 }

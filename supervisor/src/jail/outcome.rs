@@ -277,3 +277,165 @@ pub fn time(micros: u64) -> String {
         _ => short(micros as f64 / 6e7, "min"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [OutcomeType; 12] = [
+        OutcomeType::Exited,
+        OutcomeType::Signaled,
+        OutcomeType::WallExceeded,
+        OutcomeType::CpuExceeded,
+        OutcomeType::MemoryExceeded,
+        OutcomeType::PidsExceeded,
+        OutcomeType::WriteExceeded,
+        OutcomeType::OutputExceeded,
+        OutcomeType::Killed,
+        OutcomeType::CouldNotStart,
+        OutcomeType::CouldNotApply,
+        OutcomeType::Interrupted,
+    ];
+
+    fn ended(ended: Ended) -> Facts {
+        Facts::Ended {
+            ended,
+            exceeded: None,
+            memory_kill: None,
+            backstops: Backstops::default(),
+            killed: None,
+            not_applied: None,
+        }
+    }
+
+    #[test]
+    fn every_outcome_has_its_status_and_its_line() {
+        let expected = |kind| {
+            match kind {
+            OutcomeType::Exited => (3, "exited with status 3"),
+            OutcomeType::Signaled => (143, "ended by SIGTERM"),
+            OutcomeType::WallExceeded => (124, "wall time limit of 64 ms exceeded, used 1.5 s; raise it with `--wall`"),
+            OutcomeType::CpuExceeded => (152, "processor time limit of 64 ms exceeded, used 1.5 s; raise it with `--cpu`"),
+            OutcomeType::MemoryExceeded => {
+                (137, "memory limit of 62.5 KiB exceeded, used 1.4 MiB at the peak; raise it with `--memory`")
+            }
+            OutcomeType::PidsExceeded => {
+                (155, "process limit of 64000 processes and threads exceeded, used 1500000; raise it with `--pids`")
+            }
+            OutcomeType::WriteExceeded => {
+                (153, "write limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `--write-bytes`")
+            }
+            OutcomeType::OutputExceeded => (
+                154,
+                "output limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `output_bytes` under `[limits]` in the policy",
+            ),
+            OutcomeType::Killed => (143, "killed with SIGTERM"),
+            OutcomeType::CouldNotStart => (125, "could not start: why"),
+            OutcomeType::CouldNotApply => (125, "its changes could not be applied: why"),
+            OutcomeType::Interrupted => (125, "interrupted: why"),
+        }
+        };
+        for kind in ALL {
+            let outcome = Outcome {
+                kind,
+                code: (kind == OutcomeType::Exited).then_some(3),
+                signal: Some(15),
+                limit: Some(64_000),
+                used: Some(1_500_000),
+                detail: Some("why".to_owned()),
+            };
+            assert_eq!((exit_status(&outcome), summary(&outcome).as_str()), expected(kind), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_programs_own_status_passes_through() {
+        for code in [0, 1, 2, 3, 77, 125, 126, 127, 130, 255] {
+            assert_eq!(i32::from(exit_status(&decide(&ended(Ended::Exited(code))))), code);
+        }
+        for signal in [1, 2, 6, 9, 11, 15, 64] {
+            let outcome = decide(&ended(Ended::Signaled(signal)));
+            assert_eq!((outcome.kind, i32::from(exit_status(&outcome))), (OutcomeType::Signaled, 128 + signal));
+        }
+    }
+
+    #[test]
+    fn a_limit_is_the_outcome_whatever_the_program_made_of_the_signal() {
+        let exceeded = Exceeded { kind: OutcomeType::CpuExceeded, used: 9, limit: 8 };
+        for how in [Ended::Exited(0), Ended::Signaled(9), Ended::Unknown] {
+            let mut facts = ended(how);
+            if let Facts::Ended { exceeded: slot, killed, .. } = &mut facts {
+                *slot = Some(exceeded);
+                *killed = Some(15);
+            }
+            let outcome = decide(&facts);
+            assert_eq!((outcome.kind, outcome.used, outcome.limit), (OutcomeType::CpuExceeded, Some(9), Some(8)));
+        }
+    }
+
+    #[test]
+    fn a_kill_for_memory_is_the_outcome_only_when_it_hit_the_program_itself() {
+        let kill = Exceeded { kind: OutcomeType::MemoryExceeded, used: 64, limit: 64 };
+        for (how, kind) in [
+            (Ended::Signaled(9), OutcomeType::MemoryExceeded),
+            (Ended::Unknown, OutcomeType::MemoryExceeded),
+            (Ended::Exited(0), OutcomeType::Exited),
+            (Ended::Exited(137), OutcomeType::Exited),
+            (Ended::Signaled(15), OutcomeType::Signaled),
+        ] {
+            let mut facts = ended(how);
+            if let Facts::Ended { memory_kill, .. } = &mut facts {
+                *memory_kill = Some(kill);
+            }
+            assert_eq!(decide(&facts).kind, kind, "{how:?}");
+        }
+    }
+
+    #[test]
+    fn a_backstops_signal_is_its_limit_only_where_that_limit_was_set() {
+        let with = |signal, backstops| {
+            let mut facts = ended(Ended::Signaled(signal));
+            if let Facts::Ended { backstops: slot, .. } = &mut facts {
+                *slot = backstops;
+            }
+            decide(&facts).kind
+        };
+        let set = Backstops { cpu: Some((2, 1)), write: Some((2, 1)) };
+        assert_eq!(with(libc::SIGXCPU, set), OutcomeType::CpuExceeded);
+        assert_eq!(with(libc::SIGXFSZ, set), OutcomeType::WriteExceeded);
+        assert_eq!(with(libc::SIGXCPU, Backstops::default()), OutcomeType::Signaled);
+        assert_eq!(with(libc::SIGXFSZ, Backstops::default()), OutcomeType::Signaled);
+    }
+
+    #[test]
+    fn a_program_that_cannot_be_executed_gives_the_shells_status() {
+        for (errno, status) in [(libc::ENOENT, 127), (libc::ENOTDIR, 127), (libc::EACCES, 126), (libc::ENOEXEC, 126)] {
+            let facts = Facts::NotStarted(NotStarted::Exec { errno, path: "./x".to_owned() });
+            let outcome = decide(&facts);
+            assert_eq!((outcome.kind, exit_status(&outcome)), (OutcomeType::CouldNotStart, status));
+            assert!(summary(&outcome).contains("./x"));
+        }
+    }
+
+    #[test]
+    fn changes_that_could_not_be_applied_are_said() {
+        let mut facts = ended(Ended::Exited(0));
+        if let Facts::Ended { not_applied, .. } = &mut facts {
+            *not_applied = Some("a file changed meanwhile".to_owned());
+        }
+        let outcome = decide(&facts);
+        assert_eq!((outcome.kind, exit_status(&outcome)), (OutcomeType::CouldNotApply, 125));
+        assert_eq!(decide(&Facts::Interrupted).kind, OutcomeType::Interrupted);
+    }
+
+    #[test]
+    fn numbers_are_read_by_people() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(64 << 20), "64 MiB");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16.0 EiB");
+        assert_eq!(time(200_000), "200 ms");
+        assert_eq!(time(60_000_000), "60 s");
+        assert_eq!(time(600_000_000), "10 min");
+    }
+}

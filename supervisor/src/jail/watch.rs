@@ -287,3 +287,91 @@ fn is_namespace_init(pid: Pid) -> bool {
     let numbers: Vec<&str> = line.split_whitespace().collect();
     numbers.len() > 1 && numbers.last() == Some(&"1")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        os::unix::fs::{symlink, PermissionsExt},
+        process::{Command, Stdio},
+        thread,
+        time::Duration,
+    };
+
+    #[test]
+    fn a_stat_line_is_read_whatever_the_command_is_called() {
+        let line = "7 (a) R (b) S 3 7 7 0 -1 4194560 1 2 0 0 11 12 13 14 20 0 5 0 99 1000 250 18446744073709551615";
+        let expected =
+            Stat { parent: 3, own_ticks: 23, children_ticks: 27, threads: 5, started: 99, resident_pages: 250 };
+        assert_eq!(parse_stat(line), Some(expected));
+        assert_eq!(parse_stat("7 (a S 3"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_sample_covers_children_and_their_time() {
+        let mut child = Command::new("sh")
+            .args(["-c", "(while :; do :; done) & busy=$!; sleep 0.4; kill -9 $busy; wait; sleep 5"])
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("started");
+        let mut tree = TreeWatch::new(Pid::from_raw(i32::try_from(child.id()).expect("a pid")));
+        thread::sleep(Duration::from_millis(250));
+        let early = tree.sample(None);
+        thread::sleep(Duration::from_millis(600));
+        let late = tree.sample(None);
+        for pid in tree.members() {
+            nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("killed");
+        }
+        child.wait().expect("waited");
+        assert!(early.tasks >= 3 && early.cpu_us > 0 && early.memory > 0, "{early:?}");
+        assert!(late.cpu_us >= early.cpu_us && late.cpu_us >= 100_000, "{late:?}");
+        assert_eq!(tree.sample(None), Sample { cpu_us: tree.cpu_us, ..Sample::default() });
+    }
+
+    #[test]
+    fn a_layer_is_measured_without_following_links_and_counts_names_of_one_file_once() {
+        let outside = tempfile::tempdir().expect("a folder");
+        fs::write(outside.path().join("big"), vec![1; 4 << 20]).expect("written");
+        let layer = tempfile::tempdir().expect("a folder");
+        fs::create_dir_all(layer.path().join("a/b")).expect("made");
+        fs::write(layer.path().join("a/b/file"), vec![1; 1 << 20]).expect("written");
+        fs::hard_link(layer.path().join("a/b/file"), layer.path().join("again")).expect("linked");
+        symlink(outside.path(), layer.path().join("a/out")).expect("linked");
+        let held = held_by(layer.path());
+        assert!((1 << 20..(1 << 20) + (64 << 10)).contains(&held.bytes), "{held:?}");
+        assert_eq!((held.hidden, held.too_deep), (0, false));
+    }
+
+    #[test]
+    fn a_layer_that_does_not_exist_holds_nothing() {
+        assert_eq!(held_by(Path::new("/nonexistent/layer")), Held::default());
+    }
+
+    #[test]
+    fn a_sparse_file_counts_as_what_it_takes_on_disk() {
+        let layer = tempfile::tempdir().expect("a folder");
+        fs::File::create(layer.path().join("sparse")).and_then(|file| file.set_len(1 << 40)).expect("made");
+        assert!(held_by(layer.path()).bytes < 1 << 20);
+    }
+
+    #[test]
+    fn nesting_beyond_any_real_tree_is_reported() {
+        let layer = tempfile::tempdir().expect("a folder");
+        fs::create_dir_all(layer.path().join(vec!["d"; DEPTH_MAX + 5].join("/"))).expect("made");
+        assert!(held_by(layer.path()).too_deep);
+    }
+
+    #[test]
+    fn what_the_program_hid_from_itself_is_reported() {
+        if nix::unistd::geteuid().is_root() {
+            // Nothing is hidden from root; the same call as an ordinary user is what matters.
+            return;
+        }
+        let layer = tempfile::tempdir().expect("a folder");
+        let hidden = layer.path().join("hidden");
+        fs::create_dir(&hidden).expect("made");
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o300)).expect("changed");
+        assert_eq!(held_by(layer.path()).hidden, 1);
+    }
+}
