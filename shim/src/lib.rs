@@ -4,6 +4,7 @@
 //! single-threaded, and knows nothing of the supervisor but the [`protocol`] between them.
 
 pub mod channel;
+pub mod client;
 pub mod jail;
 pub mod protocol;
 mod sys;

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     chain::{Answer, BoxFuture, Chain, Decision, World},
-    effect::{api, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
+    effect::{api, fs, Digest, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
     ledger::{Draft, Ledger},
 };
 use http_body_util::Limited;
@@ -46,6 +46,9 @@ const MAX_EFFECTS: usize = 64;
 
 /// Bytes that reads of one run may occupy in the supervisor at once, from the world's answer until they are sent.
 const READ_BUDGET: usize = 64 * 1024 * 1024;
+
+/// What one list counts in the read budget: its length is known only once it is there.
+const LIST_SHARE: usize = 16 * 1024 * 1024;
 
 /// Bytes of contents that may wait for the world at once, on the disk.
 const WRITE_BUDGET: usize = 256 * 1024 * 1024;
@@ -530,7 +533,7 @@ impl Api {
         let (mode, expect) = (mode.as_deref(), expect.as_deref());
         let path = file_path(request.uri().path())?;
         // Everything but the content is checked before a byte of it is taken.
-        let nothing = (crate::effect::Digest([0; 32]), 0);
+        let nothing = (Digest([0; 32]), 0);
         request::write_file(&path, nothing, mode, expect, &self.context.place)?;
         let body = request.into_body();
         let length = body.size_hint().exact().ok_or_else(|| {
@@ -572,12 +575,12 @@ impl Api {
 
     /// The share of the read budget for what this may read, waiting for it if it must.
     async fn read_share(&self, ask: &Ask) -> Option<OwnedSemaphorePermit> {
-        match &ask.request {
-            Arguments::Fs(crate::effect::fs::Request::Read { limit, .. }) => {
-                Some(share_of(&self.reading, usize::try_from(*limit).unwrap_or(usize::MAX)).await)
-            }
-            _ => None,
-        }
+        let bytes = match &ask.request {
+            Arguments::Fs(fs::Request::Read { limit, .. }) => usize::try_from(*limit).unwrap_or(usize::MAX),
+            Arguments::Fs(fs::Request::List { .. }) => LIST_SHARE,
+            Arguments::Fs(_) | Arguments::Run(_) | Arguments::Jail(_) | Arguments::Api(_) => return None,
+        };
+        Some(share_of(&self.reading, bytes).await)
     }
 
     /// The effect that this run asks for.
@@ -799,14 +802,10 @@ fn problem(effect: &Effect, answer: &Answer) -> Reply {
 
 /// The error number's name: the world's for a failure, EACCES for every refusal, so that a program sees one thing.
 fn errno(answer: &Answer) -> Option<String> {
-    match (answer.decision, answer.value.get("errno")) {
+    match (answer.decision, answer.value.pointer("/error/errno")) {
         (Decision::Refused, _) if answer.decided_by == "quota" => Some("EDQUOT".to_owned()),
         (Decision::Refused, _) => Some("EACCES".to_owned()),
-        (_, Some(serde_json::Value::String(name))) => Some(name.clone()),
-        (_, Some(number)) => {
-            let number = number.as_i64().and_then(|number| i32::try_from(number).ok())?;
-            Some(format!("{:?}", nix::errno::Errno::from_raw(number)))
-        }
+        (_, Some(name)) => name.as_str().map(str::to_owned),
         (_, None) => None,
     }
 }

@@ -1,16 +1,18 @@
 //! Where the bytes of API writes wait for the world.
 //!
 //! An effect holds a content's digest, never its bytes ([`crate::effect::fs`]). The API door streams a body into a
-//! file of one directory, outside every jail, and names it by the SHA-256 of what it received, in hexadecimal; the
-//! world opens the file of that name. The file is there for as long as a [`Held`] of it is.
+//! file without a name, outside every jail, and the world reads it by the SHA-256 of what was received. It is there
+//! for as long as a [`Held`] of it is; after a crash nothing is left. Reading opens nothing: a world that acts with
+//! the program's ids could not open a file of the supervisor's.
 
 use crate::effect::Digest;
 use sha2::Digest as _;
 use std::{
     collections::HashMap,
-    fs, io,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
+    fs::{self, File},
+    io,
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
+    path::PathBuf,
     sync::{
         atomic::{AtomicU64, Ordering},
         Arc, Mutex, MutexGuard, PoisonError,
@@ -18,16 +20,22 @@ use std::{
 };
 use tokio::io::AsyncWriteExt as _;
 
-/// The directory in which contents wait.
+/// The contents that wait.
 #[derive(Debug)]
 pub struct Contents {
     directory: PathBuf,
-    held: Mutex<HashMap<Digest, usize>>,
+    held: Mutex<HashMap<Digest, Waiting>>,
     next: AtomicU64,
 }
 
+#[derive(Debug)]
+struct Waiting {
+    file: Arc<File>,
+    holders: usize,
+}
+
 impl Contents {
-    /// Opens the directory, making it (mode 0700) if it is missing.
+    /// Keeps contents on the file system of this directory, making it (mode 0700) if it is missing.
     ///
     /// # Errors
     /// As mkdir(2).
@@ -37,33 +45,35 @@ impl Contents {
         Ok(Arc::new(Contents { directory, held: Mutex::default(), next: AtomicU64::new(0) }))
     }
 
-    /// The directory. A content is the file in it whose name is the digest in hexadecimal.
-    pub fn directory(&self) -> &Path {
-        &self.directory
-    }
-
-    /// Where the content with this digest is, while somebody holds it.
-    pub fn path(&self, digest: &Digest) -> PathBuf {
-        self.directory.join(digest.to_string())
+    /// Reads the content with this digest from its start.
+    ///
+    /// # Errors
+    /// `NotFound` when nobody holds it.
+    pub fn reader(&self, digest: &Digest) -> io::Result<Reader> {
+        let waiting = self.waiting();
+        let file = waiting.get(digest).map(|waiting| Arc::clone(&waiting.file));
+        Ok(Reader { file: file.ok_or(io::ErrorKind::NotFound)?, offset: 0 })
     }
 
     /// Begins a content whose bytes are still to come.
     ///
     /// # Errors
-    /// As open(2).
+    /// As open(2) and unlink(2).
     pub async fn begin(self: &Arc<Self>) -> io::Result<Arriving> {
-        let name = format!("arriving-{}", self.next.fetch_add(1, Ordering::Relaxed));
-        let unfinished = Unfinished(self.directory.join(name));
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.directory.join(format!("arriving-{}-{number}", std::process::id()));
         let mut options = fs::OpenOptions::new();
-        options.write(true).create_new(true).mode(0o600);
-        let file = tokio::fs::OpenOptions::from(options).open(&unfinished.0).await?;
-        Ok(Arriving { contents: Arc::clone(self), unfinished, file, hasher: sha2::Sha256::new(), bytes: 0 })
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = tokio::fs::OpenOptions::from(options).open(&path).await?;
+        // O_TMPFILE would do both at once, but not on every file system (open(2)).
+        fs::remove_file(&path)?;
+        Ok(Arriving { contents: Arc::clone(self), file, hasher: sha2::Sha256::new(), bytes: 0 })
     }
 
     /// Keeps bytes that are already here.
     ///
     /// # Errors
-    /// As open(2), write(2) and rename(2).
+    /// As open(2) and write(2).
     pub async fn keep(self: &Arc<Self>, bytes: &[u8]) -> io::Result<Held> {
         let mut arriving = self.begin().await?;
         arriving.write(bytes).await?;
@@ -71,8 +81,23 @@ impl Contents {
     }
 
     // A holder that panicked left a count that is true nonetheless: every change of it is one statement.
-    fn counts(&self) -> MutexGuard<'_, HashMap<Digest, usize>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Digest, Waiting>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a content, each reader at its own place.
+#[derive(Debug)]
+pub struct Reader {
+    file: Arc<File>,
+    offset: u64,
+}
+
+impl io::Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.file.read_at(buffer, self.offset)?;
+        self.offset += length as u64;
+        Ok(length)
     }
 }
 
@@ -80,7 +105,6 @@ impl Contents {
 #[derive(Debug)]
 pub struct Arriving {
     contents: Arc<Contents>,
-    unfinished: Unfinished,
     file: tokio::fs::File,
     hasher: sha2::Sha256,
     bytes: u64,
@@ -97,29 +121,20 @@ impl Arriving {
         self.file.write_all(piece).await
     }
 
-    /// Names the content by its digest.
+    /// Makes the content known by its digest.
     ///
     /// # Errors
-    /// As write(2) and rename(2).
+    /// As write(2).
     pub async fn finish(mut self) -> io::Result<Held> {
         self.file.flush().await?;
         let digest = Digest(self.hasher.finalize().into());
-        let mut counts = self.contents.counts();
-        // Equal contents have equal names: replacing one by the other changes nothing for who has it open.
-        fs::rename(&self.unfinished.0, self.contents.path(&digest))?;
-        *counts.entry(digest).or_insert(0) += 1;
-        drop(counts);
-        Ok(Held { contents: Arc::clone(&self.contents), digest, bytes: self.bytes })
-    }
-}
-
-#[derive(Debug)]
-struct Unfinished(PathBuf);
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        // After a rename there is nothing here, which is what is wanted.
-        let _ = fs::remove_file(&self.0);
+        let file = self.file.into_std().await;
+        self.contents
+            .waiting()
+            .entry(digest)
+            .or_insert_with(|| Waiting { file: Arc::new(file), holders: 0 })
+            .holders += 1;
+        Ok(Held { contents: self.contents, digest, bytes: self.bytes })
     }
 }
 
@@ -145,12 +160,11 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut counts = self.contents.counts();
-        if let Some(count) = counts.get_mut(&self.digest) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.digest);
-                let _ = fs::remove_file(self.contents.path(&self.digest));
+        let mut waiting = self.contents.waiting();
+        if let Some(content) = waiting.get_mut(&self.digest) {
+            content.holders -= 1;
+            if content.holders == 0 {
+                waiting.remove(&self.digest);
             }
         }
     }
@@ -159,9 +173,12 @@ impl Drop for Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read as _;
 
-    fn entries(contents: &Contents) -> usize {
-        fs::read_dir(contents.directory()).expect("is there").count()
+    fn read(contents: &Contents, digest: &Digest) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        contents.reader(digest)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
     #[tokio::test]
@@ -170,22 +187,24 @@ mod tests {
         let contents = Contents::open(root.path().join("contents")).expect("opens");
         let first = contents.keep(b"same").await.expect("keeps");
         let second = contents.keep(b"same").await.expect("keeps");
-        assert_eq!(first.digest(), Digest::of(b"same"));
-        assert_eq!(first.bytes(), 4);
+        let digest = first.digest();
+        assert_eq!((digest, first.bytes()), (Digest::of(b"same"), 4));
         drop(first);
-        assert_eq!(fs::read(contents.path(&second.digest())).expect("is there"), b"same");
+        for _ in 0..2 {
+            assert_eq!(read(&contents, &digest).expect("is there"), b"same", "each reader begins at the start");
+        }
         drop(second);
-        assert_eq!(entries(&contents), 0);
+        assert_eq!(read(&contents, &digest).expect_err("is gone").kind(), io::ErrorKind::NotFound);
     }
 
     #[tokio::test]
-    async fn a_content_that_never_ends_leaves_nothing() {
+    async fn a_content_on_its_way_has_no_name_that_a_crash_could_leave() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let contents = Contents::open(root.path()).expect("opens");
         let mut arriving = contents.begin().await.expect("begins");
         arriving.write(b"half").await.expect("writes");
-        assert_eq!(entries(&contents), 1);
+        assert_eq!(fs::read_dir(root.path()).expect("is there").count(), 0);
         drop(arriving);
-        assert_eq!(entries(&contents), 0);
+        assert_eq!(read(&contents, &Digest::of(b"half")).expect_err("never came").kind(), io::ErrorKind::NotFound);
     }
 }

@@ -3,11 +3,12 @@
 use super::*;
 use crate::{
     chain::{Handler, Next},
-    effect::{fs, run, Digest},
+    effect::run,
 };
 use proptest::prelude::*;
 use serde_json::{json, Value};
 use std::{
+    io::Read as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -49,7 +50,8 @@ struct Fake {
 impl World for Fake {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         self.seen.lock().expect("is not poisoned").push(effect.clone());
-        let failed = |errno: &str| Answer { value: json!({ "errno": errno }), ..Answer::failed(errno, "look") };
+        let failed =
+            |errno: &str| Answer { value: json!({ "error": { "errno": errno } }), ..Answer::failed(errno, "look") };
         Box::pin(async move {
             match &effect.request {
                 Arguments::Fs(fs::Request::Read { path, offset, limit }) => {
@@ -65,7 +67,9 @@ impl World for Fake {
                     Answer { body: Some(body), ..Answer::done(json!({"size": whole.len()}), (to - from) as u64) }
                 }
                 Arguments::Fs(fs::Request::Write { path, node: fs::Node::File { digest, bytes, .. }, expect }) => {
-                    let content = std::fs::read(self.contents.path(digest)).expect("waits for the world");
+                    let mut content = Vec::new();
+                    let mut reader = self.contents.reader(digest).expect("waits for the world");
+                    reader.read_to_end(&mut content).expect("is readable");
                     assert_eq!(content.len() as u64, *bytes);
                     let mut files = self.files.lock().expect("is not poisoned");
                     if expect == &Some(fs::Expect::Absent) && files.contains_key(path) {
@@ -73,6 +77,12 @@ impl World for Fake {
                     }
                     files.insert(path.clone(), content);
                     Answer { digest: Some(*digest), ..Answer::done(Value::Null, *bytes) }
+                }
+                Arguments::Fs(fs::Request::List { .. }) => {
+                    let files = self.files.lock().expect("is not poisoned");
+                    let mut names: Vec<_> = files.keys().map(|name| json!({ "name": name })).collect();
+                    names.sort_by_key(Value::to_string);
+                    Answer::done(json!({ "entries": names }), 0)
                 }
                 _ => Answer::done(json!({"did": effect.kind.name()}), 0),
             }
@@ -436,7 +446,7 @@ async fn contents_travel_raw_and_unchanged() {
         panic!("not a write");
     };
     assert_eq!((*digest, *mode), (Digest::of(&expected), 0o755));
-    assert_eq!(std::fs::read_dir(stage.context.contents.directory()).expect("is there").count(), 0);
+    assert!(stage.context.contents.reader(digest).is_err(), "nothing waits after its effect");
 }
 
 #[tokio::test]
@@ -483,7 +493,6 @@ async fn a_body_that_ends_early_is_no_write() {
         })
         .await;
     assert!(stage.seen().is_empty());
-    assert_eq!(std::fs::read_dir(stage.context.contents.directory()).expect("is there").count(), 0);
 }
 
 #[tokio::test]
@@ -688,6 +697,167 @@ async fn effects_on_runs_go_to_the_world_like_any_other() {
     assert_eq!(seen.iter().map(|effect| &effect.resource).collect::<Vec<_>>(), [&own, &own, &own]);
     let eval = run::Request::Eval { label: "main".to_owned(), cpu_us: 5, wall_us: 7 };
     assert_eq!(seen[2].request, Arguments::Run(eval));
+}
+
+/// The shim's client with these arguments and this input: its status, what it printed and what it said.
+async fn shim(socket: &Path, args: &[&str], input: &[u8]) -> (u8, Vec<u8>, String) {
+    let (socket, input) = (socket.to_owned(), input.to_owned());
+    let args: Vec<std::ffi::OsString> = args.iter().map(Into::into).collect();
+    let run = move || {
+        let (mut out, mut talk) = (Vec::new(), Vec::new());
+        let status = tollgate_shim::client::run(&args, &socket, &mut input.as_slice(), &mut out, &mut talk);
+        (status as u8, out, String::from_utf8_lossy(&talk).into_owned())
+    };
+    tokio::task::spawn_blocking(run).await.expect("does not panic")
+}
+
+#[tokio::test]
+async fn the_shims_client_does_what_it_says() {
+    let stage = Stage::new();
+    stage.put("big", &vec![7; 9 * 1024 * 1024]);
+    stage
+        .play(|socket| async move {
+            let socket = socket.as_path();
+            let printed = |(status, out, said): (u8, Vec<u8>, String)| {
+                assert_eq!((status, said.as_str()), (0, ""));
+                out
+            };
+            printed(shim(socket, &["write", "a b", "--mode", "755"], b"hello\xff").await);
+            assert_eq!(printed(shim(socket, &["read", "a b"], b"").await), b"hello\xff");
+            assert_eq!(printed(shim(socket, &["read", "a b", "--offset=1", "--limit", "3"], b"").await), b"ell");
+            assert_eq!(printed(shim(socket, &["read", "big"], b"").await).len(), 9 * 1024 * 1024);
+            assert_eq!(printed(shim(socket, &["ls"], b"").await), b"a b\nbig\n");
+            printed(shim(socket, &["mv", "a b", "c"], b"").await);
+            printed(shim(socket, &["rm", "c"], b"").await);
+            let told = printed(shim(socket, &["effect", "eval/run", "label=x", "cpu_us=1", "wall_us=2"], b"").await);
+            assert_eq!(serde_json::from_slice::<Value>(&told).expect("is JSON")["value"]["did"], "eval/run");
+            let told = printed(shim(socket, &["self"], b"").await);
+            let told = String::from_utf8(told).expect("is text");
+            for part in ["deny       any on secret/**", "limit      wall_us 60000000", "more       Ask the person"] {
+                assert!(told.contains(part), "{told}");
+            }
+            let told = printed(shim(socket, &["budget"], b"").await);
+            assert_eq!(String::from_utf8_lossy(&told), "write_bytes    130 used of 100, 0 left\n");
+            printed(shim(socket, &["why", "fs/write", "public", "bytes=5"], b"").await);
+            printed(shim(socket, &["why", "run/start", "--", "make", "test"], b"").await);
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn the_shims_client_tells_refusals_failures_and_mistakes_apart() {
+    let stage = Stage::new();
+    stage
+        .play(|socket| async move {
+            let rows: [(&[&str], u8, &str); 6] = [
+                (
+                    &["read", "secret/key"],
+                    77,
+                    "refused: fs/read secret/key: secret/key: a rule denies it (by admission)",
+                ),
+                (&["read", "/proc/1/environ"], 77, "refused: fs/read /proc/1/environ"),
+                (&["why", "fs/read", "secret/key"], 77, ""),
+                (&["read", "missing"], 1, "failed: fs/read missing"),
+                (&["effect", "receipt/write"], 2, "unknown-kind"),
+                (&["effect", "fs/list", "path=a", "subject=root"], 2, "identity-in-request"),
+            ];
+            for (args, expected, part) in rows {
+                let (status, _, said) = shim(&socket, args, b"").await;
+                assert_eq!(status, expected, "{args:?}: {said}");
+                assert!(said.contains(part), "{args:?}: {said}");
+            }
+            let (status, _, said) = shim(&socket, &["write", "secret/x"], &vec![0; 1 << 20]).await;
+            assert_eq!(status, 77, "{said}");
+        })
+        .await;
+}
+
+/// Runs a Python program that has `tollgate.py` and this socket.
+async fn python(socket: &Path, program: &str) {
+    let library = concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/python");
+    let mut command = std::process::Command::new("python3");
+    command.args(["-B", "-W", "error", "-c", program]);
+    command.env("PYTHONPATH", library).env("TOLLGATE_SOCKET", socket);
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("does not panic");
+    let output = output.expect("python3 is installed where these tests run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn the_python_client_does_what_it_says() {
+    let stage = Stage::new();
+    stage.put("big", &vec![7; 9 * 1024 * 1024]);
+    stage
+        .play(|socket| async move {
+            let program = r#"
+import os, tollgate
+tollgate.write(b"d\xff/f\\", b"hello\xff", mode=0o755, expect="absent")
+assert tollgate.read(b"d\xff/f\\") == b"hello\xff"
+assert tollgate.read(b"d\xff/f\\", offset=1, limit=3) == b"ell"
+assert tollgate.read("big", limit=0) == b""
+assert tollgate.read("big") == b"\x07" * (9 << 20)
+assert [entry["name"] for entry in tollgate.list()] == ["big", "d\\xff/f\\\\"]
+tollgate.write("text", "é")
+tollgate.move("text", "other")
+tollgate.delete("other", expect="absent")
+with tollgate.meter("sum"):
+    sum(range(1000))
+assert tollgate.budget()["write_bytes"] == {"limit": 100, "used": 130, "left": 0}
+assert tollgate.self_()["run"] == "abcdefghijk1"
+assert tollgate.why("fs/read", "secret/key")["verdict"] == "deny"
+assert tollgate.why("run/start", command=["make", "te st"])["verdict"] == "allow"
+assert tollgate.effect("fs/list", path="")["decision"] == "allowed"
+tollgate.cancel()
+"#;
+            python(&socket, program).await;
+        })
+        .await;
+    let kinds: Vec<Kind> = stage.seen().iter().map(|effect| effect.kind).collect();
+    assert!(kinds.contains(&Kind::EvalRun) && kinds.contains(&Kind::RunCancel), "{kinds:?}");
+    assert!(stage.refusals.problems().is_empty());
+}
+
+#[tokio::test]
+async fn the_python_client_raises_what_a_program_would_expect() {
+    let stage = Stage::new();
+    stage
+        .play(|socket| async move {
+            let program = r#"
+import errno, tollgate
+
+def raised(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as caught:
+        return caught
+    raise AssertionError("nothing was raised")
+
+refused = raised(tollgate.read, "secret/key")
+assert isinstance(refused, tollgate.Refused) and isinstance(refused, PermissionError), refused
+assert (refused.kind, refused.resource, refused.handler) == ("fs/read", "secret/key", "admission")
+assert refused.errno == errno.EACCES and refused.hint == "ask for it", refused
+assert raised(tollgate.write, "full/a", b"x" * 1000000).errno == errno.EDQUOT
+assert isinstance(raised(tollgate.write, "secret/a", b"x" * 1000000), tollgate.Refused)
+missing = raised(tollgate.read, "missing")
+assert isinstance(missing, tollgate.Failed) and isinstance(missing, FileNotFoundError), missing
+assert missing.type == "failed" and missing.filename == "missing"
+tollgate.write("a", b"x")
+assert isinstance(raised(tollgate.write, "a", b"x", expect="absent"), FileExistsError)
+assert isinstance(raised(tollgate.effect, "receipt/write"), tollgate.Malformed)
+assert isinstance(raised(tollgate.effect, "fs/list", path="", subject="root"), tollgate.Malformed)
+too_long = raised(tollgate.write, "a", bytes(64 * 1024 * 1024 + 1))
+assert isinstance(too_long, tollgate.Failed) and too_long.type == "too-large", too_long
+"#;
+            python(&socket, program).await;
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn the_python_client_without_a_supervisor_says_so() {
+    let root = tempfile::tempdir().expect("a temporary directory");
+    let program = "import tollgate\ntry: tollgate.budget()\nexcept FileNotFoundError: pass\nelse: raise SystemExit(1)";
+    python(&root.path().join("missing.sock"), program).await;
 }
 
 fn runtime() -> tokio::runtime::Runtime {
