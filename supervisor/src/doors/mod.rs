@@ -7,3 +7,4 @@ pub mod control;
 pub mod http;
 pub mod openapi;
 pub mod request;
+pub mod workspace;
