@@ -1,3 +1,4 @@
 //! The world: the code that really does what the chain allowed.
 
+pub mod fs;
 pub mod runs;
