@@ -489,7 +489,9 @@ impl<'a> Objects<'a> {
             (Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => {
                 return Err(JAIL_REFUSED)
             }
-            (Kind::ApiRequest, _) | (_, Request::Api(_)) => return Err("a request that is no effect is never admitted"),
+            (Kind::ApiRequest, _) | (_, Request::Api(_)) => {
+                return Err("a request that is no effect is never admitted")
+            }
             (Kind::FsRead, Request::Fs(fs::Request::Read { path, .. }))
             | (Kind::FsList, Request::Fs(fs::Request::List { path }))
             | (Kind::FsWrite, Request::Fs(fs::Request::Write { path, .. }))

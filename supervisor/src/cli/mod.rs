@@ -7,9 +7,93 @@ pub mod output;
 pub mod policy;
 pub mod ps;
 pub mod receipts;
+pub mod run;
 pub mod standing;
 
+use crate::policy::search::SearchPath;
+use clap::{Parser, Subcommand};
+use output::Failure;
+use std::{io, path::PathBuf, process::ExitCode};
+
+/// Run programs you do not trust: every effect passes one gate and gets a receipt.
+#[derive(Parser, Debug)]
+#[command(name = "tollgate", version, max_term_width = 100)]
+pub struct Cli {
+    /// The state directory [default: $TOLLGATE_STATE, else $XDG_STATE_HOME/tollgate, else ~/.local/state/tollgate]
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub state: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a program in a jail
+    Run(Box<run::Args>),
+    /// List runs
+    Ps(ps::Args),
+    /// Show one run
+    Inspect(inspect::Args),
+    /// Print what a run printed
+    Logs(logs::Args),
+    /// End a run
+    Kill(kill::Args),
+    /// List receipts
+    Receipts(receipts::Args),
+    /// List, show and check policies
+    Policy(policy::PolicyArgs),
+}
+
 /// Runs the command line and gives its exit status.
-pub fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+pub fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| "error".into()))
+        .with_writer(io::stderr)
+        .init();
+    match dispatch(Cli::parse()) {
+        Ok(status) => status,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
+    let Cli { state, command } = cli;
+    if let Command::Run(args) = command {
+        return run::run(*args, state.as_deref());
+    }
+    let state = match state {
+        Some(path) => path,
+        None => crate::ledger::state_dir().map_err(|error| Failure::new(error.to_string(), ""))?,
+    };
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    let status = match command {
+        Command::Run(_) => unreachable!("handled above"),
+        Command::Ps(args) => ps::run(&args, &state, &mut out),
+        Command::Inspect(args) => inspect::run(&args, &state, &mut out),
+        Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
+        Command::Kill(args) => kill::run(&args, &state, &mut io::stderr()),
+        Command::Receipts(args) => receipts::run(&args, &state, &mut out),
+        Command::Policy(args) => {
+            let answer = policy::run(&args, &search_path(), &mut out, &mut io::stderr());
+            answer.map(|()| ExitCode::SUCCESS).map_err(policy_failure)
+        }
+    }?;
+    io::Write::flush(&mut out)?;
+    Ok(status)
+}
+
+/// Where this user's policies are looked for.
+pub fn search_path() -> SearchPath {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from);
+    SearchPath::of_user(variable("XDG_CONFIG_HOME"), variable("HOME"))
+}
+
+fn policy_failure(error: policy::PolicyCommandError) -> Failure {
+    match error {
+        policy::PolicyCommandError::Policy(error) => Failure::new(error.to_string(), error.hint()),
+        policy::PolicyCommandError::Write(error) => Failure::from(error),
+        faulty @ policy::PolicyCommandError::Faulty { .. } => Failure::new(faulty.to_string(), ""),
+    }
 }

@@ -28,6 +28,12 @@ pub struct Contents {
     next: AtomicU64,
 }
 
+impl crate::world::fs::ContentStore for Contents {
+    fn open(&self, digest: &Digest) -> io::Result<Box<dyn io::Read + Send>> {
+        Ok(Box::new(self.reader(digest)?))
+    }
+}
+
 #[derive(Debug)]
 struct Waiting {
     file: Arc<File>,

@@ -220,10 +220,10 @@ fn paths_of(change: &Change) -> Vec<PathBuf> {
 /// The chosen changes with what they need: new directories above them, and the rest of their groups.
 fn select(changes: Vec<Change>, select: Option<&[PathBuf]>) -> (Vec<Change>, Vec<Change>) {
     let Some(select) = select else { return (changes, Vec::new()) };
-    let named = |change: &Change| {
-        paths_of(change).iter().any(|path| select.iter().any(|selected| path.starts_with(selected)))
-    };
-    let groups: BTreeSet<u32> = changes.iter().filter(|change| named(change)).filter_map(|change| change.group).collect();
+    let named =
+        |change: &Change| paths_of(change).iter().any(|path| select.iter().any(|selected| path.starts_with(selected)));
+    let groups: BTreeSet<u32> =
+        changes.iter().filter(|change| named(change)).filter_map(|change| change.group).collect();
     let chosen: BTreeSet<PathBuf> = changes
         .iter()
         .filter(|change| named(change) || change.group.is_some_and(|group| groups.contains(&group)))
@@ -247,16 +247,16 @@ fn effect_of(change: &Change, commit: &Commit) -> Effect {
     let unchanged = Some(fs::Expect::Unchanged { since_ns: commit.since_ns });
     let mode = change.after.as_ref().map_or(0, |after| after.mode);
     let (kind, resource, request) = match &change.kind {
-        ChangeKind::Deleted => {
-            (Kind::FsDelete, path.clone(), fs::Request::Delete { path, expect: unchanged })
-        }
+        ChangeKind::Deleted => (Kind::FsDelete, path.clone(), fs::Request::Delete { path, expect: unchanged }),
         ChangeKind::Moved { from } => {
             let from = spell(from);
             (Kind::FsMove, from.clone(), fs::Request::Move { path: from, to: path })
         }
-        ChangeKind::Attributes => {
-            (Kind::FsWrite, path.clone(), fs::Request::Write { path, node: fs::Node::Attributes { mode }, expect: unchanged })
-        }
+        ChangeKind::Attributes => (
+            Kind::FsWrite,
+            path.clone(),
+            fs::Request::Write { path, node: fs::Node::Attributes { mode }, expect: unchanged },
+        ),
         ChangeKind::Created | ChangeKind::Modified => {
             let node = match &change.after {
                 Some(after) => match (after.kind, after.digest) {
@@ -325,10 +325,8 @@ pub fn shadows_settings(change: &Change) -> bool {
 /// A group is all or nothing. Nothing lands below a directory that does not. A new directory that holds only held
 /// changes is not made.
 fn consistent(changes: &[Change], allowed: &[bool]) -> Vec<Option<String>> {
-    let mut held: Vec<Option<String>> = allowed
-        .iter()
-        .map(|allowed| if *allowed { None } else { Some("held: it was refused".to_owned()) })
-        .collect();
+    let mut held: Vec<Option<String>> =
+        allowed.iter().map(|allowed| if *allowed { None } else { Some("held: it was refused".to_owned()) }).collect();
     let directories: HashMap<&Path, usize> = changes
         .iter()
         .enumerate()
@@ -348,7 +346,10 @@ fn consistent(changes: &[Change], allowed: &[bool]) -> Vec<Option<String>> {
         for (index, change) in changes.iter().enumerate() {
             if held[index].is_none() {
                 if let Some(cause) = change.group.and_then(|group| groups.get(&group)) {
-                    held[index] = Some(format!("held with `{}`: a directory goes or moves whole or not at all", printable(cause)));
+                    held[index] = Some(format!(
+                        "held with `{}`: a directory goes or moves whole or not at all",
+                        printable(cause)
+                    ));
                 }
             }
             for ancestor in change.path.ancestors().skip(1) {
@@ -460,7 +461,10 @@ impl World for BatchWorld {
             match self.state().senders.get_mut(index) {
                 Some(place) if place.is_none() => *place = Some(sender),
                 Some(_) | None => {
-                    return Answer::failed("the effect came twice or too late", "this is a bug of Tollgate; please report it")
+                    return Answer::failed(
+                        "the effect came twice or too late",
+                        "this is a bug of Tollgate; please report it",
+                    )
                 }
             }
             self.settled(index);

@@ -30,6 +30,8 @@ const TMP_BYTES: u64 = 2 << 30;
 const HOME_BYTES: u64 = 2 << 30;
 /// See [`TMP_BYTES`].
 const SHM_BYTES: u64 = 1 << 30;
+/// The bound of the empty stand-in for a workspace that is not shown. Nothing can be written to it.
+const HIDDEN_BYTES: u64 = 4096;
 /// Directories that cannot be a workspace, because the view makes or shows them itself.
 const NOT_A_WORKSPACE: [&str; 13] =
     ["/", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/proc", "/sys", "/dev", "/boot", "/run"];
@@ -121,6 +123,8 @@ pub enum Store {
     Mirror,
     /// Read-only.
     ReadOnly,
+    /// Not at all: an empty directory in its place.
+    Hidden,
 }
 
 /// Who starts the run.
@@ -368,6 +372,7 @@ fn workspace_mount(inputs: &Inputs) -> Mount {
             optional: false,
         },
         Store::ReadOnly => Mount::View { source: target.clone(), target, optional: false },
+        Store::Hidden => Mount::Tmpfs { target, bytes: HIDDEN_BYTES, mode: 0o555 },
     }
 }
 

@@ -224,6 +224,35 @@ impl Drop for RawTerminal {
     }
 }
 
+/// Rows and columns of the first of these that is a terminal (ioctl_tty(2), `TIOCGWINSZ`).
+pub fn size_of_any(streams: &[BorrowedFd]) -> Option<(u16, u16)> {
+    streams.iter().find_map(|stream| sys::size(*stream))
+}
+
+/// Gives a terminal this size; who runs in it is told by the kernel.
+pub fn resize(terminal: BorrowedFd, rows: u16, columns: u16) {
+    sys::resize(terminal, rows, columns);
+}
+
+/// The two terminal calls that no crate of ours wraps.
+mod sys {
+    #![allow(unsafe_code)]
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    pub fn size(terminal: BorrowedFd) -> Option<(u16, u16)> {
+        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the structure lives through the call and is exclusively ours.
+        let result = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
+        (result == 0).then_some((size.ws_row, size.ws_col))
+    }
+
+    pub fn resize(terminal: BorrowedFd, rows: u16, columns: u16) {
+        let size = libc::winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the structure lives through the call, which only reads it. A terminal that is gone needs no size.
+        let _ = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &size) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -421,7 +421,7 @@ pub fn keep_pending(run_dir: &OwnedFd, mut set: ChangeSet) -> Result<ChangeSet, 
 /// # Errors
 /// [`ApplyError::Ours`].
 pub fn discard(run_dir: &OwnedFd) -> Result<(), ApplyError> {
-    for name in ["upper", "work", "stage", "mirror"] {
+    for name in ["layer", "stage", "mirror"] {
         tree::remove(run_dir.as_fd(), OsStr::new(name)).map_err(ours("remove the run's layer"))?;
     }
     write_pending(run_dir, &[])
@@ -446,8 +446,8 @@ pub fn manifests(run_dir: &OwnedFd) -> Result<Vec<(PathBuf, Manifest)>, ApplyErr
     numbers.sort_unstable();
     for number in numbers {
         let path = Path::new("before").join(number.to_string());
-        let directory =
-            tree::open_directory(run_dir.as_fd(), &path, kernel::OFlags::RDONLY).map_err(ours("open a before-image"))?;
+        let directory = tree::open_directory(run_dir.as_fd(), &path, kernel::OFlags::RDONLY)
+            .map_err(ours("open a before-image"))?;
         if let Some(bytes) =
             tree::read_ours(directory.as_fd(), "manifest.json").map_err(ours("read a before-image's manifest"))?
         {
@@ -609,9 +609,7 @@ impl<'a> Parents<'a> {
     fn look(&mut self, path: &Path) -> io::Result<Option<rustix::fs::Stat>> {
         match self.parent(path) {
             Ok((directory, name)) => tree::look_at(directory, name),
-            Err(error)
-                if tree::absent(&error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) =>
-            {
+            Err(error) if tree::absent(&error) || matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ELOOP)) => {
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -639,7 +637,8 @@ fn stage_name(bytes: &[u8]) -> Option<String> {
 
 impl Stage {
     fn open(batch: &Batch<'_>) -> Result<Stage, ApplyError> {
-        let here = tree::rename_works(batch.run_dir.as_fd(), batch.workspace.as_fd()).map_err(ours("compare mounts"))?;
+        let here =
+            tree::rename_works(batch.run_dir.as_fd(), batch.workspace.as_fd()).map_err(ours("compare mounts"))?;
         let (parent, name, in_workspace) = if here {
             (batch.run_dir, "stage".to_owned(), None)
         } else {
@@ -650,8 +649,7 @@ impl Stage {
             (batch.workspace, name.clone(), Some(name))
         };
         tree::remove(parent.as_fd(), OsStr::new(&name)).map_err(ours("clear an old stage"))?;
-        let directory =
-            tree::ensure_directory_at(parent.as_fd(), OsStr::new(&name)).map_err(ours("make the stage"))?;
+        let directory = tree::ensure_directory_at(parent.as_fd(), OsStr::new(&name)).map_err(ours("make the stage"))?;
         Ok(Stage { directory, in_workspace })
     }
 
@@ -754,8 +752,7 @@ impl<'a> Prepared<'a> {
                         continue;
                     }
                     slot += 1;
-                    let inode =
-                        stager.stage(change, Path::new(&slot.to_string())).map_err(failed)?;
+                    let inode = stager.stage(change, Path::new(&slot.to_string())).map_err(failed)?;
                     if change.after.as_ref().is_some_and(|after| after.kind == NodeType::Directory) {
                         tree_top = Some((change.path.clone(), slot));
                     }
@@ -777,7 +774,11 @@ impl<'a> Prepared<'a> {
                 ChangeKind::Moved { .. } if inner_of_group => {}
                 ChangeKind::Moved { from } => {
                     let Some(before) = &change.before else { continue };
-                    moves.push(Operation::Rename { from: from.clone(), path: change.path.clone(), inode: before.inode });
+                    moves.push(Operation::Rename {
+                        from: from.clone(),
+                        path: change.path.clone(),
+                        inode: before.inode,
+                    });
                 }
                 ChangeKind::Attributes => {
                     let Some(before) = &change.before else { continue };
@@ -787,7 +788,12 @@ impl<'a> Prepared<'a> {
                         let inode = stager.stage(change, Path::new(&slot.to_string())).map_err(failed)?;
                         self.journal.slots.push(SlotPath { slot, path: change.path.clone() });
                         let old = before.inode;
-                        self.journal.operations.push(Operation::Exchange { slot, path: change.path.clone(), inode, old });
+                        self.journal.operations.push(Operation::Exchange {
+                            slot,
+                            path: change.path.clone(),
+                            inode,
+                            old,
+                        });
                     } else {
                         attributes.push(self.attributes(change, before).map_err(failed)?);
                     }
@@ -960,9 +966,8 @@ impl<'a> Prepared<'a> {
                     return Ok(());
                 }
                 // It is somebody else's newer file, which the journal's inode does not name: back with it here.
-                tree::rename(parent.as_fd(), name, from_parent.as_fd(), from_name, RenameFlags::NOREPLACE).map_err(
-                    |source| ApplyError::RollBack { path: printable(from), source },
-                )?;
+                tree::rename(parent.as_fd(), name, from_parent.as_fd(), from_name, RenameFlags::NOREPLACE)
+                    .map_err(|source| ApplyError::RollBack { path: printable(from), source })?;
                 Err(changed())
             }
             Operation::Attributes { path, inode, after, .. } => {
@@ -1239,9 +1244,9 @@ fn set_attributes(root: BorrowedFd<'_>, path: &Path, inode: u64, wanted: &Attrib
     tree::set_user_xattrs(handle.as_fd(), &xattrs)?;
     tree::set_mode(handle.as_fd(), wanted.mode)?;
     match wanted.mtime_ns {
-        Some(mtime_ns) => tree::with_rights(parent.as_fd(), 0o100, || {
-            tree::set_mtime_at(parent.as_fd(), name, mtime_ns)
-        }),
+        Some(mtime_ns) => {
+            tree::with_rights(parent.as_fd(), 0o100, || tree::set_mtime_at(parent.as_fd(), name, mtime_ns))
+        }
         None => Ok(()),
     }
 }
@@ -1283,7 +1288,9 @@ fn note_touched(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Re
         .filter_map(|change| {
             let at = match &change.kind {
                 ChangeKind::Moved { from } => from,
-                ChangeKind::Created | ChangeKind::Modified | ChangeKind::Deleted | ChangeKind::Attributes => &change.path,
+                ChangeKind::Created | ChangeKind::Modified | ChangeKind::Deleted | ChangeKind::Attributes => {
+                    &change.path
+                }
             };
             Some((at.as_path(), change.before.as_ref()?))
         })
@@ -1573,14 +1580,20 @@ mod tests {
         assert_eq!(std::fs::read_link(root.join("new/link")).unwrap(), Path::new("../elsewhere"));
         assert_eq!(std::fs::metadata(root.join("new")).unwrap().permissions().mode() & 0o7777, 0o555);
         let after = std::fs::metadata(root.join("quiet/keep")).unwrap();
-        assert_eq!((after.ino(), after.mtime_nsec(), after.ctime_nsec()), (quiet.ino(), quiet.mtime_nsec(), quiet.ctime_nsec()));
+        assert_eq!(
+            (after.ino(), after.mtime_nsec(), after.ctime_nsec()),
+            (quiet.ino(), quiet.mtime_nsec(), quiet.ctime_nsec())
+        );
         let (path, manifest) = manifests(&fixture.run_dir).unwrap().remove(0);
         assert_eq!(Some(path.clone()), applied.before);
         let slot = manifest.slots.iter().find(|slot| slot.path == Path::new("edited")).unwrap();
         let kept = fixture.run_path().join(path).join(slot.slot.to_string());
         assert_eq!(std::fs::read(kept).unwrap(), b"old");
         assert_eq!(recover(&fixture.run_dir, &fixture.workspace).unwrap(), Recovered::Nothing);
-        assert!(keep_pending(&fixture.run_dir, scan(&fixture.upper, &fixture.workspace).unwrap()).unwrap().changes.is_empty());
+        assert!(keep_pending(&fixture.run_dir, scan(&fixture.upper, &fixture.workspace).unwrap())
+            .unwrap()
+            .changes
+            .is_empty());
     }
 
     #[test]
@@ -1604,12 +1617,24 @@ mod tests {
             let recovered = recover(&fixture.run_dir, &fixture.workspace).unwrap();
             if recovered == Recovered::RolledForward {
                 rolled.1 += 1;
-                assert_eq!(tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Ignored), after, "point {at}");
+                assert_eq!(
+                    tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Ignored),
+                    after,
+                    "point {at}"
+                );
             } else {
                 rolled.0 += 1;
-                assert_eq!(tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Compared), exact, "point {at}");
+                assert_eq!(
+                    tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Compared),
+                    exact,
+                    "point {at}"
+                );
                 apply(&fixture.batch(), &changes_of(&fixture), &[]).expect("a rolled back batch can be applied again");
-                assert_eq!(tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Ignored), after, "point {at}");
+                assert_eq!(
+                    tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Ignored),
+                    after,
+                    "point {at}"
+                );
             }
             assert_eq!(recover(&fixture.run_dir, &fixture.workspace).unwrap(), Recovered::Nothing);
         }
@@ -1629,7 +1654,11 @@ mod tests {
                 Err(ApplyError::Step { .. }) => {}
                 Err(other) => panic!("point {at}: {other}"),
             }
-            assert_eq!(tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Compared), exact, "point {at}");
+            assert_eq!(
+                tree_state(&fixture.workspace_path(), super::super::testing::Inodes::Compared),
+                exact,
+                "point {at}"
+            );
             assert_eq!(recover(&fixture.run_dir, &fixture.workspace).unwrap(), Recovered::Nothing);
             apply(&fixture.batch(), &changes_of(&fixture), &[]).expect("the changes stay pending and can be applied");
         }
@@ -1705,7 +1734,10 @@ mod tests {
         std::fs::hard_link(fixture.upper_path().join("a"), fixture.upper_path().join("d/b")).unwrap();
         apply(&fixture.batch(), &changes_of(&fixture), &[]).unwrap();
         let root = fixture.workspace_path();
-        assert_eq!(std::fs::metadata(root.join("a")).unwrap().ino(), std::fs::metadata(root.join("d/b")).unwrap().ino());
+        assert_eq!(
+            std::fs::metadata(root.join("a")).unwrap().ino(),
+            std::fs::metadata(root.join("d/b")).unwrap().ino()
+        );
         assert_eq!(std::fs::metadata(root.join("a")).unwrap().nlink(), 2);
     }
 

@@ -4,4 +4,6 @@
 
 pub mod caller;
 pub mod denials;
+pub mod files;
+pub mod insight;
 pub mod run;

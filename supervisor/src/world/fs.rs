@@ -123,7 +123,13 @@ impl WorkspaceFiles {
     /// what is made is the program's, and nothing is reached that the program could not reach.
     pub fn new(root: OwnedFd, contents: Arc<dyn ContentStore>, identity: Option<Identity>) -> WorkspaceFiles {
         WorkspaceFiles {
-            inner: Arc::new(Inner { root, contents, identity, writing: Mutex::new(()), temporaries: AtomicU64::new(1) }),
+            inner: Arc::new(Inner {
+                root,
+                contents,
+                identity,
+                writing: Mutex::new(()),
+                temporaries: AtomicU64::new(1),
+            }),
         }
     }
 
@@ -141,7 +147,7 @@ impl WorkspaceFiles {
             Request::Fs(fs::Request::Write { path, node, expect }) => self.inner.write(path, node, expect.as_ref()),
             Request::Fs(fs::Request::Delete { path, expect }) => self.inner.delete(path, expect.as_ref()),
             Request::Fs(fs::Request::Move { path, to }) => self.inner.rename(path, to),
-            Request::Run(_) | Request::Jail(_) => Answer::failed(
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) => Answer::failed(
                 format!("{} on `{}` is no file effect", effect.kind, escape_controls(&effect.resource.to_string())),
                 "this is a bug of Tollgate; please report it",
             ),
@@ -154,9 +160,8 @@ impl World for WorkspaceFiles {
         let (files, copy) = (self.clone(), effect.clone());
         Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || files.perform(&copy));
-            work.await.unwrap_or_else(|error| {
-                Answer::failed(format!("the file effect was stopped: {error}"), "ask again")
-            })
+            work.await
+                .unwrap_or_else(|error| Answer::failed(format!("the file effect was stopped: {error}"), "ask again"))
         })
     }
 }
@@ -181,7 +186,7 @@ impl AsProgram {
 
 impl Drop for AsProgram {
     fn drop(&mut self) {
-        use nix::unistd::{geteuid, getegid, setfsgid, setfsuid};
+        use nix::unistd::{getegid, geteuid, setfsgid, setfsuid};
         setfsuid(geteuid());
         setfsgid(getegid());
     }
@@ -283,7 +288,8 @@ impl Inner {
             }
             body.truncate(done);
             let end = offset.saturating_add(done as u64) >= size;
-            let mut answer = Answer::done(json!({ "size": size, "offset": offset, "bytes": done, "end": end }), done as u64);
+            let mut answer =
+                Answer::done(json!({ "size": size, "offset": offset, "bytes": done, "end": end }), done as u64);
             answer.digest = Some(Digest::of(&body));
             answer.body = Some(body);
             Ok(answer)
@@ -347,13 +353,14 @@ impl Inner {
             if let Err(reason) = met(parent.as_fd(), name, expect)? {
                 return Ok(mismatch(kind, text, reason));
             }
-            let flags = if matches!(expect, Some(fs::Expect::Absent)) { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+            let flags =
+                if matches!(expect, Some(fs::Expect::Absent)) { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
             match node {
                 fs::Node::File { digest, bytes, mode } => {
                     let temporary = self.temporary();
-                    let placed = self.fill(parent.as_fd(), &temporary, digest, *bytes, *mode).and_then(|()| {
-                        Ok(kernel::renameat_with(&parent, &temporary, &parent, name, flags)?)
-                    });
+                    let placed = self
+                        .fill(parent.as_fd(), &temporary, digest, *bytes, *mode)
+                        .and_then(|()| Ok(kernel::renameat_with(&parent, &temporary, &parent, name, flags)?));
                     if let Err(error) = placed {
                         let _ = kernel::unlinkat(&parent, &temporary, AtFlags::empty());
                         return Err(error);
@@ -626,7 +633,9 @@ mod tests {
         symlink("../../../../../../etc", place.folder.path().join("up")).unwrap();
         symlink("/proc/self/root", place.folder.path().join("magic")).unwrap();
         let outside = place.outside.path().display().to_string();
-        for path in ["l/s", "f", "up/passwd", "magic/etc/passwd", "../x", "/etc/passwd", &format!("{outside}/s"), "l/../l/s"] {
+        for path in
+            ["l/s", "f", "up/passwd", "magic/etc/passwd", "../x", "/etc/passwd", &format!("{outside}/s"), "l/../l/s"]
+        {
             assert_eq!(place.files.inner.read(path, 0, 100).decision, Decision::Failed, "{path}");
             assert_eq!(place.files.inner.list(path).decision, Decision::Failed, "{path}");
         }
@@ -668,8 +677,10 @@ mod tests {
             place.write("x", "old", None);
             let expect = || Some(fs::Expect::File { digest: Digest::of(b"old") });
             let answers: Vec<Answer> = std::thread::scope(|scope| {
-                let hands: Vec<_> =
-                    ["left", "right"].map(|text| scope.spawn(|| place.write("x", text, expect()))).into_iter().collect();
+                let hands: Vec<_> = ["left", "right"]
+                    .map(|text| scope.spawn(|| place.write("x", text, expect())))
+                    .into_iter()
+                    .collect();
                 hands.into_iter().map(|hand| hand.join().unwrap()).collect()
             });
             assert_eq!(answers.iter().filter(|answer| answer.is_success()).count(), 1);
@@ -738,7 +749,8 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
             assert!(written > 0, "some writes hit the directory");
         });
-        let left: Vec<_> = std::fs::read_dir(place.outside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> =
+            std::fs::read_dir(place.outside.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["s"]);
         assert_eq!(std::fs::read(place.outside.path().join("s")).unwrap(), b"secret");
     }

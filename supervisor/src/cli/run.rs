@@ -1,0 +1,298 @@
+//! `tollgate run`: run a program in a jail.
+
+use super::output::{escape, Failure};
+use crate::{
+    jail::outcome,
+    ledger::{self, record::OutcomeType, Ledger},
+    policy::{
+        limits::Bound,
+        overrides::{split_variable, Overrides},
+        quantity,
+        search::PolicyRef,
+        Launcher, Policy,
+    },
+    service::{
+        caller,
+        run::{self, Apply, Copy, RunReport, RunRequest, Streams},
+    },
+};
+use std::{
+    ffi::OsString,
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+use tollgate_shim::protocol::Layer;
+
+/// The environment variable by which a test build takes layers out.
+const WITHOUT_VARIABLE: &str = "TOLLGATE_TEST_WITHOUT";
+/// How many refusals the summary of a run explains.
+const EXPLAINED: usize = 5;
+
+/// Run a program in a jail.
+///
+/// The program sees its workspace (the current folder) through a layer of its own, the system's programs read-only,
+/// and nothing else of this machine; it has no network but its own loopback. When it ends, what it changed passes
+/// the policy and is applied to the folder as one batch. Every effect has a receipt.
+///
+/// The exit status is the program's own; a signal is 128 plus its number. Tollgate's own are 124 wall time used up,
+/// 137 memory used up, 152 processor time used up, 153 too much written, 154 too much printed, 155 too many
+/// processes, 125 refused, could not start or could not apply, 126 not executable, 127 not found.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The policy: a name, or a path to a file [default: default]
+    #[arg(long, short, value_name = "POLICY")]
+    pub policy: Option<String>,
+    /// The folder that the program works in [default: the current one]
+    #[arg(long, short = 'C', value_name = "DIR")]
+    pub workspace: Option<PathBuf>,
+    /// Show the workspace read-only
+    #[arg(long)]
+    pub read_only: bool,
+    /// Keep the changes for `tollgate apply` instead of applying them when the program ends
+    #[arg(long)]
+    pub no_apply: bool,
+    /// Work on a copy of the workspace instead of an overlay
+    #[arg(long)]
+    pub mirror: bool,
+    /// Wall time, as in `90s` or `10min`
+    #[arg(long, value_name = "TIME", value_parser = quantity::duration)]
+    pub wall: Option<Bound<Duration>>,
+    /// Processor time of all processes together
+    #[arg(long, value_name = "TIME", value_parser = quantity::duration)]
+    pub cpu: Option<Bound<Duration>>,
+    /// Memory of all processes together, as in `2GiB`
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    pub memory: Option<Bound<u64>>,
+    /// Processes and threads alive at once
+    #[arg(long, value_name = "COUNT", value_parser = quantity::count)]
+    pub pids: Option<Bound<u64>>,
+    /// Processors' worth of time, as in `1.5`
+    #[arg(long, value_name = "NUMBER", value_parser = quantity::cpus)]
+    pub cpus: Option<Bound<f64>>,
+    /// Bytes that the program may write to its workspace
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    pub write_bytes: Option<Bound<u64>>,
+    /// Bytes that the program may print
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    pub output_bytes: Option<Bound<u64>>,
+    /// Pass a variable of this environment (`NAME`, or `PREFIX*`), or set one (`NAME=VALUE`)
+    #[arg(long = "env", short = 'e', value_name = "NAME[=VALUE]")]
+    pub environment: Vec<String>,
+    /// Show a host file or folder, read-only, at its own path
+    #[arg(long = "view", value_name = "PATH")]
+    pub views: Vec<String>,
+    /// The profile that the view is made from
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
+    /// Who makes the namespaces
+    #[arg(long, value_enum)]
+    pub launcher: Option<LauncherName>,
+    /// Run without the layers and limits that this machine cannot give; every receipt of the run says which
+    #[arg(long)]
+    pub best_effort: bool,
+    /// Whether the program gets a terminal of its own
+    #[arg(long, value_enum, default_value_t = TerminalChoice::Auto, value_name = "WHEN")]
+    pub tty: TerminalChoice,
+    /// Say nothing on standard error
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Who makes the namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LauncherName {
+    /// Tollgate's own shim
+    Native,
+    /// Bubblewrap
+    Bwrap,
+}
+
+/// Whether the program gets a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum TerminalChoice {
+    /// Each stream that is a terminal here is one there
+    Auto,
+    /// No stream is
+    Never,
+}
+
+/// Runs the program.
+pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
+    // Before any thread exists, so that every thread has them blocked.
+    run::take_signals().map_err(|error| refused(format!("signals: {error}"), ""))?;
+    let quiet = args.quiet;
+    let (request, streams) = prepare(args)?;
+    let state = match state {
+        Some(path) => path.to_owned(),
+        None => ledger::state_dir().map_err(|error| refused(error.to_string(), ""))?,
+    };
+    let ledger = Ledger::open(&state).map_err(|error| refused(error.to_string(), ""))?;
+    let report = run::run(&ledger, request, streams).map_err(|error| refused(error.to_string(), ""))?;
+    if !quiet {
+        // With standard error closed there is nobody to tell.
+        let _ = summarise(&report, &mut io::stderr());
+    }
+    Ok(ExitCode::from(report.exit_status))
+}
+
+fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
+    let search = super::search_path();
+    let home = search.home.clone();
+    let as_refusal = |error: crate::policy::fault::PolicyError| refused(error.to_string(), error.hint());
+    let reference = match &args.policy {
+        Some(text) => PolicyRef::parse(text).map_err(as_refusal)?,
+        None => PolicyRef::default(),
+    };
+    let overrides = overrides(&args);
+    let policy = Policy::load(&reference, &search).map_err(as_refusal)?;
+    let policy = policy.with(&overrides, home.as_deref()).map_err(as_refusal)?;
+    let here = std::env::current_dir()
+        .map_err(|error| refused(format!("the current folder: {error}"), "change into a folder that exists"))?;
+    let named = args.workspace.clone().unwrap_or(here);
+    let workspace = named.canonicalize().map_err(|error| {
+        refused(format!("the workspace {}: {error}", named.display()), "name a folder that exists with --workspace")
+    })?;
+    if !workspace.is_dir() {
+        return Err(refused(format!("the workspace {} is not a folder", workspace.display()), "name a folder"));
+    }
+    let without = without()?;
+    let own = |stream: io::Result<std::os::fd::OwnedFd>| {
+        stream.map_err(|error| refused(format!("a standard stream: {error}"), "start with all three open"))
+    };
+    let on_terminal = match args.tty {
+        TerminalChoice::Auto => [io::stdin().is_terminal(), io::stdout().is_terminal(), io::stderr().is_terminal()],
+        TerminalChoice::Never => [false; 3],
+    };
+    let streams = Streams {
+        streams: [
+            own(run::own_stream(io::stdin()))?,
+            own(run::own_stream(io::stdout()))?,
+            own(run::own_stream(io::stderr()))?,
+        ],
+        on_terminal,
+    };
+    let request = RunRequest {
+        command: args.command,
+        policy,
+        directory: workspace.clone(),
+        workspace,
+        environment: std::env::vars_os().collect(),
+        caller: caller::current(),
+        apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
+        copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
+        without,
+    };
+    Ok((request, streams))
+}
+
+fn overrides(args: &Args) -> Overrides {
+    let mut overrides = Overrides {
+        wall: args.wall,
+        cpu: args.cpu,
+        memory: args.memory,
+        pids: args.pids,
+        cpus: args.cpus,
+        write_bytes: args.write_bytes,
+        output_bytes: args.output_bytes,
+        read_only: args.read_only,
+        views: args.views.clone(),
+        profile: args.profile.clone(),
+        launcher: args.launcher.map(|launcher| match launcher {
+            LauncherName::Native => Launcher::Native,
+            LauncherName::Bwrap => Launcher::Bwrap,
+        }),
+        best_effort: args.best_effort,
+        ..Overrides::default()
+    };
+    for text in &args.environment {
+        match split_variable(text) {
+            (name, Some(value)) => overrides.set_env.push((name.to_owned(), value.to_owned())),
+            (name, None) => overrides.allow_env.push(name.to_owned()),
+        }
+    }
+    overrides
+}
+
+/// The layers that a test asks to leave out. Anything but a test build refuses to run at all when asked.
+fn without() -> Result<Vec<Layer>, Failure> {
+    let Some(text) = std::env::var_os(WITHOUT_VARIABLE) else { return Ok(Vec::new()) };
+    let text = text.to_string_lossy().into_owned();
+    if !cfg!(feature = "test-switches") {
+        return Err(refused(
+            format!("{WITHOUT_VARIABLE} is set, and this is no test build"),
+            "unset it: a layer of the jail is never left out",
+        ));
+    }
+    let layer = |name: &str| {
+        serde_json::from_value(serde_json::Value::String(name.to_owned()))
+            .map_err(|_| refused(format!("{WITHOUT_VARIABLE}: there is no layer `{name}`"), ""))
+    };
+    text.split(',').filter(|name| !name.is_empty()).map(layer).collect()
+}
+
+/// A refusal of Tollgate's own, before there is a run.
+fn refused(message: impl Into<String>, hint: impl Into<String>) -> Failure {
+    Failure { status: outcome::ExitCode::NotDone.number(), ..Failure::new(message, hint) }
+}
+
+/// One line on how the run ended, then what was refused and what to change.
+fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
+    let record = &report.record;
+    let Some(outcome) = &record.outcome else { return Ok(()) };
+    let mut line = format!("tollgate: run {}: {}", record.id, outcome::summary(outcome));
+    line.push_str(&changes_in_words(report));
+    if record.effects.refused > 0 {
+        line.push_str(&format!("; {} refused (`tollgate receipts {} --denied`)", record.effects.refused, record.id));
+    }
+    writeln!(talk, "{line}")?;
+    for conflict in &report.changes.conflicts {
+        writeln!(talk, "  conflict: {} {}", escape(&conflict.path.to_string_lossy()), escape(&conflict.reason))?;
+    }
+    for note in &report.notes {
+        writeln!(talk, "  note: {}", escape(note))?;
+    }
+    for degraded in &record.degraded {
+        writeln!(talk, "  degraded: {}", escape(degraded))?;
+    }
+    let failed = report.exit_status != 0 || outcome.kind != OutcomeType::Exited || !report.changes.held.is_empty();
+    if !failed {
+        return Ok(());
+    }
+    for refusal in report.refusals.iter().take(EXPLAINED) {
+        writeln!(
+            talk,
+            "  refused by {}: {} {}: {}",
+            refusal.by,
+            refusal.kind,
+            escape(&refusal.object),
+            escape(&refusal.reason)
+        )?;
+        if !refusal.hint.is_empty() {
+            writeln!(talk, "    hint: {}", escape(&refusal.hint))?;
+        }
+    }
+    if report.refusals.len() > EXPLAINED {
+        writeln!(talk, "  and {} more: `tollgate receipts {} --denied`", report.refusals.len() - EXPLAINED, record.id)?;
+    }
+    Ok(())
+}
+
+fn changes_in_words(report: &RunReport) -> String {
+    let (applied, held) = (report.changes.applied, report.changes.held.len());
+    let plural = |count: usize| if count == 1 { "change" } else { "changes" };
+    let id = &report.record.id;
+    match (applied, held) {
+        (0, 0) => String::new(),
+        (applied, 0) => format!("; {applied} {} applied", plural(applied)),
+        (0, held) => format!("; {held} {} held (`tollgate diff {id}`, then `tollgate apply {id}`)", plural(held)),
+        (applied, held) => format!(
+            "; {applied} {} applied, {held} held (`tollgate diff {id}`, then `tollgate apply {id}`)",
+            plural(applied)
+        ),
+    }
+}

@@ -1,0 +1,158 @@
+//! What a run may know about itself, and where its door's own refusals go.
+
+use super::run::Live;
+use crate::{
+    chain::{
+        admission::{Admission, Kinds, Paths, Ruling, Verdict as RuleVerdict},
+        Answer, Chain,
+    },
+    doors::{
+        api::{Allowance, Budget, Insight, MountView, Myself, Opinion, Refusals, RuleView, Verdict},
+        control::Controlled,
+    },
+    effect::{Effect, RunId},
+    ledger::{Draft, Ledger},
+    policy::{limits::Limits, Policy},
+};
+use std::{collections::BTreeMap, sync::Arc};
+use tollgate_shim::protocol::{Access, Mount, Plan};
+
+/// A run's view of itself. Holds no path of the host but those that the jail shows under the same name.
+pub struct RunInsight {
+    run: RunId,
+    policy: String,
+    chain: String,
+    admission: Admission,
+    limits: Limits,
+    workspace: String,
+    mounts: Vec<MountView>,
+    live: Arc<Live>,
+}
+
+impl RunInsight {
+    /// From what the run was made of.
+    pub fn new(run: &RunId, policy: &Policy, chain: &Chain, plan: &Plan, live: Arc<Live>) -> RunInsight {
+        RunInsight {
+            run: run.clone(),
+            policy: policy.name.clone(),
+            chain: chain.describe(),
+            admission: policy.admission.clone(),
+            limits: policy.limits.clone(),
+            workspace: plan.workspace.to_os().to_string_lossy().into_owned(),
+            mounts: plan.mounts.iter().filter_map(mount_view).collect(),
+            live,
+        }
+    }
+
+    fn amounts(&self) -> BTreeMap<String, Option<u64>> {
+        let micros = |time: Option<std::time::Duration>| time.map(|time| time.as_micros() as u64);
+        [
+            ("wall_us", micros(self.limits.wall.value())),
+            ("cpu_us", micros(self.limits.cpu.value())),
+            ("memory_bytes", self.limits.memory.value()),
+            ("pids", self.limits.pids.value()),
+            ("cpus_milli", self.limits.cpus.value().map(|cpus| (cpus * 1000.0) as u64)),
+            ("write_bytes", self.limits.write_bytes.value()),
+            ("output_bytes", self.limits.output_bytes.value()),
+        ]
+        .map(|(name, amount)| (name.to_owned(), amount))
+        .into()
+    }
+}
+
+impl Insight for RunInsight {
+    fn myself(&self) -> Myself {
+        Myself {
+            run: self.run.0.clone(),
+            room: None,
+            policy: self.policy.clone(),
+            workspace: self.workspace.clone(),
+            chain: self.chain.clone(),
+            rules: self.admission.layers().iter().flat_map(|layer| layer.rules()).map(rule_view).collect(),
+            mounts: self.mounts.clone(),
+            limits: self.amounts(),
+            degraded: self.live.record().degraded,
+            ask: "`tollgate why KIND PATH` names the rule; the person outside can add to the policy or to the flags \
+                  of `tollgate run`"
+                .to_owned(),
+        }
+    }
+
+    fn budget(&self) -> Budget {
+        let usage = self.live.usage();
+        let used = |name: &str| match name {
+            "wall_us" => usage.wall_us,
+            "cpu_us" => usage.cpu_us,
+            "memory_bytes" => usage.memory_peak,
+            "pids" => usage.pids_peak,
+            "write_bytes" => usage.write_bytes,
+            "output_bytes" => usage.output_bytes,
+            _ => 0,
+        };
+        self.amounts().into_iter().map(|(name, limit)| (name.clone(), Allowance::new(limit, used(&name)))).collect()
+    }
+
+    fn opinion(&self, effect: &Effect) -> Opinion {
+        let (verdict, rule, reason, hint) = match self.admission.rule_on(effect) {
+            Ruling::Allow { origin } => (Verdict::Allow, origin.to_string(), "the policy allows it".to_owned(), ""),
+            Ruling::Ask { origin } => {
+                (Verdict::Ask, origin.to_string(), "a person must approve it".to_owned(), "ask the person outside")
+            }
+            Ruling::Deny { origin } => {
+                (Verdict::Deny, origin.to_string(), "the policy denies it".to_owned(), "the rule would have to go")
+            }
+            Ruling::Unmatched { .. } => (
+                Verdict::Deny,
+                String::new(),
+                "no rule allows it, and what nothing allows is refused".to_owned(),
+                "a rule that allows it would have to be added",
+            ),
+        };
+        Opinion { verdict, handler: "admission".to_owned(), rule, reason, hint: hint.to_owned() }
+    }
+}
+
+fn rule_view(rule: &crate::chain::admission::Rule) -> RuleView {
+    RuleView {
+        verdict: match rule.verdict {
+            RuleVerdict::Allow => Verdict::Allow,
+            RuleVerdict::Ask => Verdict::Ask,
+            RuleVerdict::Deny => Verdict::Deny,
+        },
+        kinds: match &rule.kinds {
+            Kinds::Any => vec!["any".to_owned()],
+            Kinds::Only(kinds) => kinds.iter().map(|kind| kind.name().to_owned()).collect(),
+        },
+        paths: match &rule.paths {
+            Paths::Any => Vec::new(),
+            Paths::Only(patterns) => patterns.texts().to_vec(),
+        },
+    }
+}
+
+fn mount_view(mount: &Mount) -> Option<MountView> {
+    let (target, access) = match mount {
+        Mount::Bind { target, access: Access::ReadOnly, .. } | Mount::View { target, .. } => (target, "read-only"),
+        Mount::Bind { target, access: Access::ReadWrite, .. } | Mount::Overlay { target, .. } => (target, "read-write"),
+        Mount::Tmpfs { target, .. } | Mount::Dev { target, .. } | Mount::Proc { target } => (target, "private"),
+        Mount::Dir { .. } | Mount::File { .. } | Mount::Symlink { .. } | Mount::Mask { .. } => return None,
+    };
+    Some(MountView { path: target.to_os().to_string_lossy().into_owned(), access: access.to_owned() })
+}
+
+/// Writes the door's refusals into the run's chain.
+pub struct LedgerRefusals {
+    /// Where.
+    pub ledger: Ledger,
+    /// Whose.
+    pub run: RunId,
+}
+
+impl Refusals for LedgerRefusals {
+    fn record(&self, effect: &Effect, answer: &Answer, times: u64) {
+        let draft = Draft::now(&self.run, effect, answer, &**self.ledger.clock()).repeated(times);
+        if let Err(error) = self.ledger.append(draft) {
+            tracing::error!(%error, "a refusal at the run's socket has no receipt");
+        }
+    }
+}
