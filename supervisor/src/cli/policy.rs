@@ -327,7 +327,7 @@ fn duration(time: Duration) -> String {
 
 fn bytes(bytes: u64) -> String {
     let units = [(1u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    match units.iter().find(|(size, _)| bytes >= *size && bytes % size == 0) {
+    match units.iter().find(|(size, _)| bytes >= *size && bytes.is_multiple_of(*size)) {
         Some((size, unit)) => format!("{}{unit}", bytes / size),
         None => format!("{bytes}B"),
     }

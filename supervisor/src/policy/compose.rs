@@ -411,7 +411,7 @@ struct Meaning<'a> {
     cpus_thousandths: Option<u64>,
     write_bytes: Option<u64>,
     output_bytes: Option<u64>,
-    layers: Vec<Vec<(&'static str, Option<Vec<&'static str>>, Option<&'a [String]>)>>,
+    layers: Vec<Vec<RuleMeaning<'a>>>,
 }
 
 impl<'a> Meaning<'a> {
@@ -461,7 +461,10 @@ impl<'a> Meaning<'a> {
     }
 }
 
-fn rules_of(layer: &Layer) -> Vec<(&'static str, Option<Vec<&'static str>>, Option<&[String]>)> {
+/// Verdict, kinds and paths; none for every kind and every path.
+type RuleMeaning<'a> = (&'static str, Option<Vec<&'static str>>, Option<&'a [String]>);
+
+fn rules_of(layer: &Layer) -> Vec<RuleMeaning<'_>> {
     let mut rules: Vec<_> = layer
         .rules()
         .iter()

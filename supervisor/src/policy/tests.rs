@@ -460,3 +460,14 @@ fn quantities_are_read_as_people_write_them() {
         assert!(duration(text).is_err(), "{text}");
     }
 }
+
+/// Prints what the start of a run pays; `--nocapture` shows it. The bound is for debug builds on a busy machine.
+#[test]
+fn loading_is_quick() {
+    let start = std::time::Instant::now();
+    let policy = load("default").unwrap();
+    let loaded = start.elapsed();
+    assert!(is_allowed(&policy, Kind::FsWrite, "a"));
+    println!("loaded in {loaded:?}, first ruling after {:?}", start.elapsed() - loaded);
+    assert!(loaded < Duration::from_millis(500), "{loaded:?}");
+}
