@@ -122,6 +122,13 @@ const RULE_KEYS: &[&str] = &["effect", "path"];
 const RULE_LATER: &[&str] = &["method", "url"];
 const VIEW_KEYS: &[&str] = &["path", "optional"];
 
+/// Every key that a policy file can have or will have, for the test of the reference.
+#[cfg(test)]
+pub(super) fn every_key() -> impl Iterator<Item = &'static str> {
+    let tables = [TOP_KEYS, TOP_LATER, JAIL_KEYS, LIMIT_KEYS, RULE_KEYS, RULE_LATER];
+    tables.into_iter().flatten().copied()
+}
+
 /// The word for every kind.
 const ANY: &str = "any";
 

@@ -471,3 +471,25 @@ fn loading_is_quick() {
     println!("loaded in {loaded:?}, first ruling after {:?}", start.elapsed() - loaded);
     assert!(loaded < Duration::from_millis(500), "{loaded:?}");
 }
+
+#[test]
+fn the_reference_names_every_key_kind_and_built_in_policy() {
+    let reference = include_str!("../../../docs/policy.md");
+    let kinds = crate::effect::VOCABULARY.iter().map(|row| row.name);
+    let policies = BUILTIN.iter().map(|(name, _)| *name);
+    for name in super::file::every_key().chain(kinds).chain(policies) {
+        let written = [format!("`{name}`"), format!("`[{name}]`"), format!("`[[{name}]]`")];
+        assert!(written.iter().any(|name| reference.contains(name)), "docs/policy.md does not name `{name}`");
+    }
+}
+
+/// What the reference shows is what the reader gets.
+#[test]
+fn the_example_of_the_reference_is_a_policy() {
+    let reference = include_str!("../../../docs/policy.md");
+    let example = reference.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+    let (_folder, search) = folder(&[("site.toml", example)]);
+    let policy = Policy::load(&named("site"), &search).unwrap();
+    assert!(is_allowed(&policy, Kind::FsWrite, "public/index.html"));
+    assert!(!is_allowed(&policy, Kind::FsWrite, "content/index.md"));
+}
