@@ -7,6 +7,7 @@
 
 pub mod batch;
 pub mod changes;
+pub mod mirror;
 pub mod path;
 pub mod tree;
 
