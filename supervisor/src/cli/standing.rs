@@ -12,7 +12,7 @@ use crate::{
         Ledger,
     },
 };
-use std::{fs, future::Future, path::Path};
+use std::{fs, future::Future, io, path::Path};
 
 /// Runs something asynchronous to its end.
 ///
@@ -36,10 +36,18 @@ pub fn process_started(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// Whether the run's supervisor is there.
+/// Whether the run's supervisor is there. In doubt it is: a socket that cannot be asked for another reason than that
+/// nobody listens says nothing.
 pub fn supervised(record: &RunRecord, run_dir: &Path) -> bool {
-    process_started(record.supervisor_pid) == Some(record.supervisor_started)
-        || !matches!(block_on(control::ask(run_dir, "/v1/run", None)), Ok(Err(ClientError::Unreachable(_))))
+    if process_started(record.supervisor_pid) == Some(record.supervisor_started) {
+        return true;
+    }
+    match block_on(control::ask(run_dir, "/v1/run", None)) {
+        Ok(Err(ClientError::Unreachable(cause))) => {
+            !matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+        }
+        Ok(_) | Err(_) => true,
+    }
 }
 
 /// The run as it really stands: a live one without a supervisor is interrupted, and the ledger is told.

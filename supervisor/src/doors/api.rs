@@ -44,6 +44,10 @@ pub const MAX_FILE: usize = 64 * 1024 * 1024;
 /// Effects of one run that may be under way at once; further ones wait.
 const MAX_EFFECTS: usize = 64;
 
+/// How long the closed door waits for effects whose askers are gone. One that a person would have to approve is never
+/// done; its receipt is written when its task is dropped.
+const EFFECT_GRACE: Duration = Duration::from_millis(500);
+
 /// Bytes that reads of one run may occupy in the supervisor at once, from the world's answer until they are sent.
 const READ_BUDGET: usize = 64 * 1024 * 1024;
 
@@ -221,7 +225,7 @@ pub async fn serve(listener: UnixListener, context: Arc<ApiContext>, shutdown: i
     let api = Arc::new(Api::new(context));
     http::serve(listener, Arc::clone(&api), shutdown).await;
     let all = u32::try_from(MAX_EFFECTS).unwrap_or(u32::MAX);
-    if tokio::time::timeout(http::SHUTDOWN_GRACE, api.effects.acquire_many(all)).await.is_err() {
+    if tokio::time::timeout(EFFECT_GRACE, api.effects.acquire_many(all)).await.is_err() {
         tracing::warn!(run = %api.context.place.run, "effects are still under way after the door closed");
     }
     api.flush_refusals();

@@ -25,7 +25,7 @@ pub fn encode(bytes: &[u8]) -> String {
 /// Decodes text; none where it is not the encoding of anything.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
-    if text.len() % 4 != 0 {
+    if !text.len().is_multiple_of(4) {
         return None;
     }
     let digits = match text {

@@ -45,8 +45,9 @@ pub const BODY_PAUSE: Duration = Duration::from_secs(15);
 /// How long a body may take altogether.
 pub const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a shutdown waits for requests that are under way.
-pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// How long a shutdown waits for requests that are under way. A run's program is gone by then; only what it left
+/// behind half done is waited for.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The longest head in bytes, request line and headers together. hyper refuses less than 8 KiB; a percent-encoded
 /// path of `PATH_MAX` (4096) bytes needs 12 KiB.
