@@ -5,6 +5,7 @@ pub mod enforcer;
 pub mod kernel;
 pub mod launch;
 pub mod outcome;
+pub mod probe;
 pub mod profile;
 pub mod seccomp;
 pub mod spec;
