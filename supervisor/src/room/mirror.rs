@@ -132,7 +132,8 @@ fn copy(
     owner: Option<(u32, u32)>,
 ) -> Result<OwnedFd, MirrorError> {
     let ours = |deed| move |source| MirrorError::Ours { deed, source };
-    let mirror = tree::ensure_directory_at(run_dir.as_fd(), OsStr::new("mirror")).map_err(ours("make the directory"))?;
+    let mirror =
+        tree::ensure_directory_at(run_dir.as_fd(), OsStr::new("mirror")).map_err(ours("make the directory"))?;
     let mut links: HashMap<u64, PathBuf> = HashMap::new();
     for (path, stat) in nodes {
         let failed = |source| MirrorError::Copy { path: printable(path), source };
@@ -291,10 +292,13 @@ fn scan_directory(
     workspace: &OwnedFd,
 ) -> Result<(), ScanError> {
     let mut after = node.clone();
-    let kept = entry.filter(|entry| entry.before.kind == NodeType::Directory).map_or(0, |entry| entry.before.mode & 0o6000);
+    let kept =
+        entry.filter(|entry| entry.before.kind == NodeType::Directory).map_or(0, |entry| entry.before.mode & 0o6000);
     after.mode &= !0o6000 | kept;
     match (entry, below.map(Summary::of)) {
-        (Some(entry), Some(before)) if entry.before.kind == NodeType::Directory && before.kind == NodeType::Directory => {
+        (Some(entry), Some(before))
+            if entry.before.kind == NodeType::Directory && before.kind == NodeType::Directory =>
+        {
             let xattrs = |root: &OwnedFd| -> Result<_, ScanError> {
                 let handle = tree::open_directory_forced(root.as_fd(), path).map_err(at(path))?;
                 tree::user_xattrs(handle.as_fd()).map_err(at(path))
@@ -360,7 +364,10 @@ mod tests {
         symlink("elsewhere", path.join("l")).unwrap();
         std::fs::set_permissions(path.join("d"), std::fs::Permissions::from_mode(0o700)).unwrap();
         let set = scan(&fixture.run_dir, &mirror, &fixture.workspace).unwrap();
-        assert!(set.changes.iter().any(|change| change.kind == ChangeKind::Moved { from: PathBuf::from("b") }), "{set:?}");
+        assert!(
+            set.changes.iter().any(|change| change.kind == ChangeKind::Moved { from: PathBuf::from("b") }),
+            "{set:?}"
+        );
         let mut batch = fixture.batch();
         batch.source = &mirror;
         apply(&batch, &set.changes, &[]).unwrap();
