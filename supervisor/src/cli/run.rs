@@ -256,12 +256,12 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     for note in &report.notes {
         writeln!(talk, "  note: {}", escape(note))?;
     }
-    for degraded in &record.degraded {
-        writeln!(talk, "  degraded: {}", escape(degraded))?;
-    }
     let failed = report.exit_status != 0 || outcome.kind != OutcomeType::Exited || !report.changes.held.is_empty();
     if !failed {
         return Ok(());
+    }
+    for degraded in &record.degraded {
+        writeln!(talk, "  degraded: {}", escape(degraded))?;
     }
     for refusal in report.refusals.iter().take(EXPLAINED) {
         writeln!(

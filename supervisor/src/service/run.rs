@@ -31,7 +31,7 @@ use crate::{
         Draft, Ledger, Timestamp,
     },
     policy::{self, search, Policy, WorkspaceAccess},
-    room::{batch, changes, tree},
+    room::{batch, changes, mirror, tree},
     world::fs::{Identity, WorkspaceFiles},
 };
 use nix::{
@@ -428,6 +428,9 @@ impl Run<'_> {
             Err(limit) => return Ok((Facts::NotStarted(NotStarted::Limit(limit)), Finished::nothing())),
         };
         let store = self.store();
+        if let Err(reason) = self.prepare_store(store) {
+            return refused(reason);
+        }
         enforcer.measure_layer(self.folder.path.join("layer/upper"));
         let terminal = terminal_of(&streams);
         let plan = match self.plan(&enforcer, store, terminal) {
@@ -562,6 +565,24 @@ impl Run<'_> {
         }
     }
 
+    /// The host user that owns what the jail writes, where that is not the caller.
+    fn own_ids(&self) -> Option<(u32, u32)> {
+        let own = spec::run_uid(&self.id);
+        (self.request.caller.privilege == Privilege::Root).then_some((own, own))
+    }
+
+    /// A copy takes time and space before the program starts; an overlay takes neither.
+    fn prepare_store(&self, store: Store) -> Result<(), String> {
+        if store != Store::Mirror {
+            return Ok(());
+        }
+        let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
+        let (workspace, folder) = (open(&self.request.workspace)?, open(&self.folder.path)?);
+        mirror::create(&workspace, &folder, mirror::DEFAULT_MAX_BYTES, self.own_ids())
+            .map(drop)
+            .map_err(|error| error.to_string())
+    }
+
     fn plan(
         &self,
         enforcer: &Enforcer,
@@ -689,10 +710,7 @@ impl Run<'_> {
 
     /// Hands the finished view to the API door's world.
     fn view_stands(&self, view: OwnedFd, doors: &Doors) {
-        let identity = (self.request.caller.privilege == Privilege::Root).then(|| {
-            let own = spec::run_uid(&self.id);
-            Identity { uid: own, gid: own }
-        });
+        let identity = self.own_ids().map(|(uid, gid)| Identity { uid, gid });
         doors.files.arrive(WorkspaceFiles::new(view, doors.contents.clone(), identity));
     }
 
@@ -904,29 +922,37 @@ impl Run<'_> {
     /// What the run changed, through the chain and into the folder; or kept for later.
     fn apply(&self, chain: &Chain, store: Store) -> Result<CommitReport, String> {
         let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
-        let source = match store {
-            Store::Overlay => self.folder.path.join("layer/upper"),
-            Store::Mirror | Store::ReadOnly | Store::Hidden => self.folder.path.join("mirror"),
+        let (workspace, folder) = (open(&self.request.workspace)?, open(&self.folder.path)?);
+        let (source, set) = match store {
+            Store::Overlay => {
+                let upper = open(&self.folder.path.join("layer/upper"))?;
+                let set = changes::scan(&upper, &workspace);
+                (upper, set)
+            }
+            Store::Mirror => {
+                let copy = open(&self.folder.path.join("mirror"))?;
+                let set = mirror::scan(&folder, &copy, &workspace);
+                (copy, set)
+            }
+            Store::ReadOnly | Store::Hidden => return Ok(nothing_changed()),
         };
-        let (source, workspace) = (open(&source)?, open(&self.request.workspace)?);
-        let set = changes::scan(&source, &workspace).map_err(|error| error.to_string())?;
+        let set = set.map_err(|error| error.to_string())?;
         if self.request.apply == Apply::OnRequest {
             let state = if set.changes.is_empty() { ChangesState::None } else { ChangesState::Pending };
             return Ok(CommitReport { skipped: set.skipped, state, ..nothing_changed() });
         }
-        let shift = (self.request.caller.privilege == Privilege::Root).then(|| {
-            let own = spec::run_uid(&self.id);
+        let shift = self.own_ids().map(|own| {
             let owner = std::fs::metadata(&self.request.workspace).map(|found| {
                 use std::os::unix::fs::MetadataExt;
                 (found.uid(), found.gid())
             });
-            batch::IdShift { from: (own, own), to: owner.unwrap_or((0, 0)) }
+            batch::IdShift { from: own, to: owner.unwrap_or((0, 0)) }
         });
         let commit = Commit {
             subject: self.subject.clone(),
             room: None,
             run: self.id.clone(),
-            run_dir: Arc::new(open(&self.folder.path)?),
+            run_dir: Arc::new(folder),
             workspace: Arc::new(workspace),
             source: Arc::new(source),
             since_ns: self.since_ns,
