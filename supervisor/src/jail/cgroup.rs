@@ -37,6 +37,9 @@ const SERVICE_LEAF: &str = "supervisor";
 /// How long an emptied group may stay busy before its removal is given up: the kernel frees members asynchronously.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long whoever drops a group waits for it itself.
+const REMOVAL_AT_ONCE: Duration = Duration::from_millis(200);
+
 /// How long systemd may take to put a process into a scope.
 const SCOPE_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -601,22 +604,32 @@ impl Drop for Group {
             // systemd removes a scope when its last process is gone.
             return;
         }
-        let busy: Vec<PathBuf> = self.places().into_iter().filter(|place| !removed(place)).collect();
+        // Almost always the members are gone and this is one call each. After a kill it takes the kernel some
+        // milliseconds, for which a command that is about to exit must wait, or the group outlives it.
+        let busy = removed_within(self.places(), REMOVAL_AT_ONCE);
         if busy.is_empty() {
             return;
         }
         // Off the way of whoever waits for the run's end. If no thread can be had, the group stays, empty, and the
-        // next recovery sweeps it.
-        let _ = thread::Builder::new().name("group removal".to_owned()).stack_size(64 * 1024).spawn(move || {
-            let until = Instant::now() + REMOVAL_PATIENCE;
-            let mut pause = Duration::from_millis(1);
-            for place in busy {
-                while !removed(&place) && Instant::now() < until {
-                    thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_millis(50));
-                }
-            }
-        });
+        // next sweep removes it.
+        let _ = thread::Builder::new()
+            .name("group removal".to_owned())
+            .stack_size(64 * 1024)
+            .spawn(move || removed_within(busy, REMOVAL_PATIENCE));
+    }
+}
+
+/// Removes these groups as they become empty, and gives those that do not within the time.
+fn removed_within(mut places: Vec<PathBuf>, patience: Duration) -> Vec<PathBuf> {
+    let until = Instant::now() + patience;
+    let mut pause = Duration::from_micros(500);
+    loop {
+        places.retain(|place| !removed(place));
+        if places.is_empty() || Instant::now() >= until {
+            return places;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
     }
 }
 

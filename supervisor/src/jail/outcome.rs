@@ -258,7 +258,7 @@ pub fn bytes(count: u64) -> String {
         unit += 1;
     }
     let scale = 1_u64 << (10 * unit);
-    if count % scale == 0 {
+    if count.is_multiple_of(scale) {
         format!("{} {}", count / scale, UNITS[unit])
     } else {
         format!("{:.1} {}", count as f64 / scale as f64, UNITS[unit])
