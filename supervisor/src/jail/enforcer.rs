@@ -962,6 +962,21 @@ while 1: b+=b"x"*1000000'"#;
     }
 
     #[test]
+    fn a_sweep_removes_only_the_groups_of_runs_that_are_over() {
+        let Some(environment) = groups() else { return };
+        let [over, alive] = [new_run(), new_run()];
+        let wanted = [Controller::Pids];
+        let make =
+            |run| Group::unified(&environment, run, &wanted).or_else(|_| Group::legacy(&environment, run, &wanted));
+        let kept = make(&alive).expect("made");
+        // As a supervisor that was killed leaves it.
+        std::mem::forget(make(&over).expect("made"));
+        super::super::cgroup::sweep(&environment, |run| *run == over);
+        assert!(kept.limit_pids(5).is_ok(), "a living run's group was removed");
+        drop(make(&over).expect("the old one is gone, or the name would be taken"));
+    }
+
+    #[test]
     fn a_fork_bomb_stops_at_the_groups_limit_and_refused_forks_are_noted() {
         let Some(environment) = groups() else { return };
         let limits = Limits { pids: asked(32), ..unlimited() };
@@ -1098,7 +1113,10 @@ time.sleep(0.6)'"#;
 
     #[test]
     fn kill_ends_what_has_left_its_session() {
-        let environments = [Some(CgroupEnvironment::default()), groups()];
+        // Without version 1's hierarchies the group is one of version 2, which is killed by one write.
+        let unified = groups().filter(|found| found.unified.is_some());
+        let unified = unified.map(|found| CgroupEnvironment { legacy: Default::default(), ..found });
+        let environments = [Some(CgroupEnvironment::default()), groups(), unified];
         for environment in environments.into_iter().flatten() {
             let mut enforcer =
                 Enforcer::prepare(&new_run(), &unlimited(), Enforcement::Strict, &environment).expect("prepared");
