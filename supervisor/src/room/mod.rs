@@ -7,8 +7,10 @@
 
 pub mod batch;
 pub mod changes;
+pub mod diff;
 pub mod mirror;
 pub mod path;
+pub mod place;
 pub mod tree;
 
 #[cfg(test)]

@@ -46,6 +46,19 @@ pub enum BadPath {
 /// # Errors
 /// [`BadPath`] for a wrong escape and for a path that could name something outside the workspace.
 pub fn unspell(text: &str) -> Result<PathBuf, BadPath> {
+    let path = unspell_any(text)?;
+    if is_beneath(&path) {
+        Ok(path)
+    } else {
+        Err(BadPath::NotBeneath(text.to_owned()))
+    }
+}
+
+/// As [`unspell`], for any path: an absolute one of the host, a link's target.
+///
+/// # Errors
+/// [`BadPath::Escape`].
+pub fn unspell_any(text: &str) -> Result<PathBuf, BadPath> {
     let bad = || BadPath::Escape(text.to_owned());
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -69,12 +82,7 @@ pub fn unspell(text: &str) -> Result<PathBuf, BadPath> {
             Some(_) | None => return Err(bad()),
         }
     }
-    let path = PathBuf::from(OsString::from_vec(bytes));
-    if is_beneath(&path) {
-        Ok(path)
-    } else {
-        Err(BadPath::NotBeneath(text.to_owned()))
-    }
+    Ok(PathBuf::from(OsString::from_vec(bytes)))
 }
 
 /// Whether a path is relative and made of plain names only; the empty path, the root itself, is.

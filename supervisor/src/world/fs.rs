@@ -8,7 +8,7 @@ use crate::{
     chain::{Answer, BoxFuture, World},
     effect::{fs, Digest, Effect, Request},
     room::{
-        path::{escape_controls, unspell},
+        path::{escape_controls, unspell, unspell_any},
         tree,
     },
 };
@@ -478,12 +478,9 @@ fn parsed(text: &str) -> io::Result<PathBuf> {
 
 /// A link's text, which is any bytes but zero, spelled as paths are.
 fn link_text(text: &str) -> io::Result<PathBuf> {
-    match unspell(text) {
+    // Absolute and upward targets are links like any other: nothing of ours follows them.
+    match unspell_any(text) {
         Ok(path) if !path.as_os_str().is_empty() => Ok(path),
-        // Absolute and upward targets are links like any other: nothing of ours follows them.
-        Err(crate::room::path::BadPath::NotBeneath(text)) if !text.contains(['\0', '\\']) && !text.is_empty() => {
-            Ok(PathBuf::from(text))
-        }
         Ok(_) | Err(_) => Err(Errno::INVAL.into()),
     }
 }

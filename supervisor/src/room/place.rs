@@ -1,0 +1,245 @@
+//! Where a run's changes are, kept beside them, so that `diff`, `apply`, `discard` and recovery need nothing else.
+
+use super::{
+    batch::{self, ApplyError, IdShift, Recovered},
+    changes::{self, ChangeSet, ScanError, Summary},
+    diff::{self, DiffReport},
+    mirror,
+    path::{spell, unspell_any},
+    tree,
+};
+use crate::effect::RunId;
+use serde::{Deserialize, Serialize};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+const FILE: &str = "room.json";
+
+/// How often a scan of a live run is begun again when the program removes what is being read.
+const LIVE_ATTEMPTS: usize = 5;
+
+/// How the run sees its workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum View {
+    /// An overlay; the changes are in `upper`.
+    Overlay,
+    /// A copy in `mirror`.
+    Mirror,
+}
+
+/// `<run>/room.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// 1.
+    pub version: u32,
+    /// The run.
+    pub run: RunId,
+    /// The workspace's absolute path on the host, spelled as paths are.
+    pub workspace: String,
+    /// The root's inode number, so that another directory at the same path is not taken for it.
+    pub workspace_inode: u64,
+    /// When the run started, in nanoseconds since the epoch.
+    pub since_ns: i64,
+    /// How ids are put back.
+    pub shift: Option<IdShift>,
+    /// Overlay or mirror.
+    pub view: View,
+}
+
+/// Why a run's place cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The run's directory or a file in it cannot be read or written.
+    #[error("cannot {deed} `{path}`: {source}")]
+    Ours {
+        /// What was tried.
+        deed: &'static str,
+        /// On which file.
+        path: String,
+        /// The kernel's word.
+        #[source]
+        source: io::Error,
+    },
+    /// The workspace is not there, or another directory is.
+    #[error("the workspace `{path}` is not the directory that the run worked in; move it back, or `tollgate discard` the run")]
+    Elsewhere {
+        /// Its path.
+        path: String,
+    },
+    /// The changes cannot be read.
+    #[error(transparent)]
+    Scan(#[from] ScanError),
+    /// The state of earlier batches cannot be read.
+    #[error(transparent)]
+    Batch(#[from] ApplyError),
+}
+
+/// A run's directories, open.
+pub struct OpenPlace {
+    /// What the file says.
+    pub place: Place,
+    /// The run's own directory.
+    pub run_dir: Arc<OwnedFd>,
+    /// The workspace's root.
+    pub workspace: Arc<OwnedFd>,
+    /// The run's layer or mirror; none when its changes are discarded.
+    pub source: Option<Arc<OwnedFd>>,
+}
+
+impl Place {
+    /// Writes down where a run that is about to start keeps its changes.
+    ///
+    /// # Errors
+    /// [`PlaceError::Ours`].
+    pub fn create(
+        run_dir: &OwnedFd,
+        run: &RunId,
+        workspace: &Path,
+        since_ns: i64,
+        shift: Option<IdShift>,
+        view: View,
+    ) -> Result<Place, PlaceError> {
+        let root = tree::open_root(workspace).map_err(ours("open", workspace))?;
+        let stat = rustix::fs::fstat(&root).map_err(|error| ours("look at", workspace)(error.into()))?;
+        let place = Place {
+            version: 1,
+            run: run.clone(),
+            workspace: spell(workspace),
+            workspace_inode: Summary::of(&stat).inode,
+            since_ns,
+            shift,
+            view,
+        };
+        let text = serde_json::to_vec(&place).map_err(|error| ours("write", Path::new(FILE))(error.into()))?;
+        tree::write_durably(run_dir.as_fd(), FILE, &text).map_err(ours("write", Path::new(FILE)))?;
+        Ok(place)
+    }
+
+    /// Opens what `create` wrote down in a run's directory.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn open(run_dir: &Path) -> Result<OpenPlace, PlaceError> {
+        let handle = tree::open_root(run_dir).map_err(ours("open", run_dir))?;
+        let file = run_dir.join(FILE);
+        let text = tree::read_ours(handle.as_fd(), FILE)
+            .and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()))
+            .map_err(ours("read", &file))?;
+        let place: Place = serde_json::from_slice(&text).map_err(|error| ours("read", &file)(error.into()))?;
+        let path = place.workspace_path().map_err(ours("read", &file))?;
+        let elsewhere = || PlaceError::Elsewhere { path: super::path::printable(&path) };
+        let workspace = match tree::open_root(&path) {
+            Ok(workspace) => workspace,
+            Err(error) if tree::absent(&error) || error.raw_os_error() == Some(libc::ENOTDIR) => {
+                return Err(elsewhere())
+            }
+            Err(error) => return Err(ours("open", &path)(error)),
+        };
+        let stat = rustix::fs::fstat(&workspace).map_err(|error| ours("look at", &path)(error.into()))?;
+        if Summary::of(&stat).inode != place.workspace_inode {
+            return Err(elsewhere());
+        }
+        let name = match place.view {
+            View::Overlay => "upper",
+            View::Mirror => "mirror",
+        };
+        let source = match tree::open_directory(handle.as_fd(), Path::new(name), rustix::fs::OFlags::RDONLY) {
+            Ok(source) => Some(Arc::new(source)),
+            Err(error) if tree::absent(&error) => None,
+            Err(error) => return Err(ours("open", &run_dir.join(name))(error)),
+        };
+        Ok(OpenPlace { place, run_dir: Arc::new(handle), workspace: Arc::new(workspace), source })
+    }
+
+    /// The workspace's path on the host.
+    ///
+    /// # Errors
+    /// `InvalidData` when the file was tampered with.
+    pub fn workspace_path(&self) -> io::Result<PathBuf> {
+        unspell_any(&self.workspace).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+fn ours<'p>(deed: &'static str, path: &'p Path) -> impl FnOnce(io::Error) -> PlaceError + 'p {
+    move |source| PlaceError::Ours { deed, path: super::path::printable(path), source }
+}
+
+impl OpenPlace {
+    /// What the run changed and no batch applied yet. Works while the run lives, as of now.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn changes(&self) -> Result<ChangeSet, PlaceError> {
+        let Some(source) = &self.source else { return Ok(ChangeSet::default()) };
+        let mut attempts = 0;
+        let set = loop {
+            let scanned = match self.place.view {
+                View::Overlay => changes::scan(source, &self.workspace),
+                View::Mirror => mirror::scan(&self.run_dir, source, &self.workspace),
+            };
+            match scanned {
+                Err(ScanError::Read { source, .. }) if tree::absent(&source) && attempts < LIVE_ATTEMPTS => {
+                    attempts += 1;
+                }
+                other => break other?,
+            }
+        };
+        Ok(batch::keep_pending(&self.run_dir, set)?)
+    }
+
+    /// Shows what is pending, and what was applied, from the before-images.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn diff(&self) -> Result<DiffReport, PlaceError> {
+        let mut report = DiffReport::default();
+        for (path, manifest) in batch::manifests(&self.run_dir)? {
+            report.applied.extend(diff::applied(&self.run_dir, &path, &manifest, &self.workspace));
+        }
+        if let Some(source) = &self.source {
+            let set = self.changes()?;
+            report.pending = diff::pending(&set, source, &self.workspace);
+            report.skipped = set.skipped;
+        }
+        Ok(report)
+    }
+
+    /// Finishes or undoes what a crash left; see [`batch::recover`].
+    ///
+    /// # Errors
+    /// [`PlaceError::Batch`].
+    pub fn recover(&self) -> Result<Recovered, PlaceError> {
+        Ok(batch::recover(&self.run_dir, &self.workspace)?)
+    }
+
+    /// Throws away what is pending.
+    ///
+    /// # Errors
+    /// [`PlaceError::Batch`].
+    pub fn discard(&self) -> Result<(), PlaceError> {
+        Ok(batch::discard(&self.run_dir)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Fixture;
+    use super::*;
+
+    #[test]
+    fn another_directory_at_the_workspaces_path_is_not_taken_for_it() {
+        let fixture = Fixture::new();
+        let path = fixture.workspace_path();
+        Place::create(&fixture.run_dir, &fixture.run, &path, 0, None, View::Overlay).unwrap();
+        assert!(Place::open(&fixture.run_path()).is_ok());
+        std::fs::rename(&path, path.with_extension("old")).unwrap();
+        assert!(matches!(Place::open(&fixture.run_path()), Err(PlaceError::Elsewhere { .. })));
+        std::fs::create_dir(&path).unwrap();
+        assert!(matches!(Place::open(&fixture.run_path()), Err(PlaceError::Elsewhere { .. })));
+    }
+}
