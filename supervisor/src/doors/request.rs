@@ -5,7 +5,7 @@
 //! the socket alone.
 
 use super::base64;
-use crate::effect::{fs, run, Digest, Kind, Request, Resource, RunId};
+use crate::effect::{fs, path::escape, run, Digest, Kind, Request, Resource, RunId};
 use serde::{
     de::{DeserializeOwned, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor},
     Deserialize, Deserializer,
@@ -519,19 +519,8 @@ fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/').filter(|name| !matches!(*name, b"" | b"."))
 }
 
-/// Bytes of a path as a resource writes them: see [`Resource::Workspace`].
-pub fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(&chunk.valid().replace('\\', "\\\\"));
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    text
-}
-
-/// The bytes that a resource's text stands for.
+/// The bytes that a written path stands for. Takes also what need not have been escaped, and dots and slashes as a
+/// program gives them: what it locates is written the one way.
 fn unescape(field: &'static str, text: &str) -> Result<Vec<u8>, Malformed> {
     let wrong = Malformed::Path { field, why: "has a backslash that is neither `\\\\` nor `\\xNN`" };
     let mut bytes = Vec::with_capacity(text.len());

@@ -98,10 +98,10 @@ kinds! {
     RunStart => run::START,
     RunCancel => run::CANCEL,
     EvalRun => run::EVAL,
-    ApiRequest => api::REQUEST,
     NetConnect => jail::NET_CONNECT,
     ProcessExec => jail::PROCESS_EXEC,
     ProcessSyscall => jail::PROCESS_SYSCALL,
+    ApiRequest => api::REQUEST,
 }
 
 /// A name that is in no row of the vocabulary.

@@ -43,11 +43,16 @@ pub(crate) fn sample(kind: Kind) -> Effect {
         Kind::EvalRun => {
             (run(), Request::Run(run::Request::Eval { label: "tests".into(), cpu_us: 1_500, wall_us: 2_000 }))
         }
+        Kind::ApiRequest => {
+            let request = api::Request { problem: "unknown-kind".into(), route: "/v1/effects".into() };
+            (run(), Request::Api(request))
+        }
         Kind::NetConnect => (Resource::Address { to: "example.org:443".into() }, seen("connect", "ENETUNREACH")),
         Kind::ProcessExec => (Resource::Host { path: "/usr/bin/sudo".into() }, seen("execve", "ENOENT")),
         Kind::ProcessSyscall => (Resource::Syscall { name: "ptrace".into() }, seen("ptrace", "EPERM")),
     };
-    let door = if kind.declaration().at_api_door { Door::Api } else { Door::Jail };
+    let at_api = kind.declaration().at_api_door || kind == Kind::ApiRequest;
+    let door = if at_api { Door::Api } else { Door::Jail };
     let subject = Subject { uid: 1000, run: Some(RunId("0123456789ab".into())), agent: None };
     Effect { kind, resource, subject, room: None, door, request }
 }
@@ -131,6 +136,7 @@ const GOLDEN_DIGESTS: &[&str] = &[
     "net/connect 5a568207133115e9f6fbf7d4732b7a10a8cefc45e2dbbf7046d954cd0b7856be",
     "process/exec 709c8ab5037dd35733ae68a92b5267ef5b1f4af733bc88d7cadb0f1801b17381",
     "process/syscall c9c4f5f3a23a90b305ce15cc29e3bbbaf19349509779342a8f22a34388ff16ca",
+    "api/request ce2477887a8f7cd8133c897fe1c2983313d85e039826e7366e35ce5e6cfa0e3e",
 ];
 
 #[test]

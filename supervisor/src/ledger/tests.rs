@@ -147,6 +147,7 @@ const GOLDEN_HASHES: &[&str] = &[
     "net/connect d347bb0eb7d8b85ac567af723950b31c5e598b2e3c8ee3e9cbd92f681917c287",
     "process/exec 612b04c57567bf8517e2e26b203704f24ce52ca928fcdf1a08a6e22fed65734d",
     "process/syscall ea7ff067fa1553f1dcba14d02c538155cf1f971470be7d73d3d806ad320a1169",
+    "api/request decdf45b6a170b1a0575018f817a79f331bfa1501a73d8fb4dfe1930ea47c5ea",
 ];
 
 fn any_draft() -> impl Strategy<Value = Draft> {
