@@ -1,5 +1,9 @@
 //! The command line: one file a subcommand.
 
+pub mod apply;
+pub mod changes;
+pub mod diff;
+pub mod discard;
 pub mod doctor;
 pub mod inspect;
 pub mod kill;
@@ -43,6 +47,12 @@ pub enum Command {
     Kill(kill::Args),
     /// List receipts
     Receipts(receipts::Args),
+    /// Show what a run changed in its workspace
+    Diff(diff::Diff),
+    /// Apply changes of a run that are pending
+    Apply(apply::Apply),
+    /// Throw away changes of a run that are pending
+    Discard(discard::Discard),
     /// Say what this machine can give a run, by trying
     Doctor(doctor::DoctorArgs),
     /// List, show and check policies
@@ -81,6 +91,9 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Kill(args) => kill::run(&args, &state, &mut io::stderr()),
         Command::Receipts(args) => receipts::run(&args, &state, &mut out),
+        Command::Diff(args) => changes::diff(&args, &state, &mut out),
+        Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
+        Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),
         Command::Policy(args) => {
             let answer = policy::run(&args, &search_path(), &mut out, &mut io::stderr());
             answer.map(|()| ExitCode::SUCCESS).map_err(policy_failure)

@@ -13,10 +13,14 @@ use super::{
     request::{self, Ask, Malformed, Place, MAX_JSON},
 };
 use crate::{
-    chain::{Answer, BoxFuture, Chain, Decision, World},
+    chain::{
+        admission::{Admission, Ruling},
+        Answer, BoxFuture, Chain, Decision, World,
+    },
     effect::{api, fs, Digest, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
     ledger::{Draft, Ledger},
 };
+use futures_util::FutureExt as _;
 use http_body_util::Limited;
 use hyper::{
     body::{Body as _, Incoming},
@@ -215,6 +219,33 @@ pub struct Opinion {
     pub reason: String,
     /// What to change for it to pass; empty when it would.
     pub hint: String,
+}
+
+impl Opinion {
+    /// What this admission says about an effect. Pure: nothing is asked, charged or done.
+    pub fn of(admission: &Arc<Admission>, effect: &Effect) -> Opinion {
+        let (verdict, rule) = match admission.rule_on(effect) {
+            Ruling::Allow { origin } => (Verdict::Allow, origin.to_string()),
+            Ruling::Ask { origin } => (Verdict::Ask, origin.to_string()),
+            Ruling::Deny { origin } => (Verdict::Deny, origin.to_string()),
+            Ruling::Unmatched => (Verdict::Deny, String::new()),
+        };
+        // The reason and the hint are those of the refusal itself: the handler is asked, with nothing behind it.
+        let alone = Chain::new(vec![Arc::clone(admission) as _]);
+        let answer = alone.perform(effect, &Nowhere).now_or_never();
+        let answer = answer.unwrap_or_else(|| Answer::refused("admission", "", ""));
+        let handler = if verdict == Verdict::Allow { "admission" } else { answer.decided_by };
+        Opinion { verdict, handler: handler.to_owned(), rule, reason: answer.reason, hint: answer.hint }
+    }
+}
+
+/// A world in which nothing happens.
+struct Nowhere;
+
+impl World for Nowhere {
+    fn execute<'a>(&'a self, _effect: &'a Effect) -> BoxFuture<'a, Answer> {
+        Box::pin(std::future::ready(Answer::done(serde_json::Value::Null, 0)))
+    }
 }
 
 /// Serves a run's socket until `shutdown` is ready and what is under way has finished.

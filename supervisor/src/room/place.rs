@@ -145,7 +145,7 @@ impl Place {
             return Err(elsewhere());
         }
         let name = match place.view {
-            View::Overlay => "upper",
+            View::Overlay => "layer/upper",
             View::Mirror => "mirror",
         };
         let source = match tree::open_directory(handle.as_fd(), Path::new(name), rustix::fs::OFlags::RDONLY) {

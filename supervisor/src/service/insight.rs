@@ -1,17 +1,16 @@
-//! What a run may know about itself, and where its door's own refusals go.
+//! What a run may know about itself.
 
 use super::run::Live;
 use crate::{
     chain::{
-        admission::{Admission, Kinds, Paths, Ruling, Verdict as RuleVerdict},
-        Answer, Chain,
+        admission::{Admission, Kinds, Paths, Verdict as RuleVerdict},
+        Chain,
     },
     doors::{
-        api::{Allowance, Budget, Insight, MountView, Myself, Opinion, Refusals, RuleView, Verdict},
+        api::{Allowance, Budget, Insight, MountView, Myself, Opinion, RuleView, Verdict},
         control::Controlled,
     },
     effect::{Effect, RunId},
-    ledger::{Draft, Ledger},
     policy::{limits::Limits, Policy},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -22,7 +21,7 @@ pub struct RunInsight {
     run: RunId,
     policy: String,
     chain: String,
-    admission: Admission,
+    admission: Arc<Admission>,
     limits: Limits,
     workspace: String,
     mounts: Vec<MountView>,
@@ -36,7 +35,7 @@ impl RunInsight {
             run: run.clone(),
             policy: policy.name.clone(),
             chain: chain.describe(),
-            admission: policy.admission.clone(),
+            admission: Arc::new(policy.admission.clone()),
             limits: policy.limits.clone(),
             workspace: plan.workspace.to_os().to_string_lossy().into_owned(),
             mounts: plan.mounts.iter().filter_map(mount_view).collect(),
@@ -93,22 +92,7 @@ impl Insight for RunInsight {
     }
 
     fn opinion(&self, effect: &Effect) -> Opinion {
-        let (verdict, rule, reason, hint) = match self.admission.rule_on(effect) {
-            Ruling::Allow { origin } => (Verdict::Allow, origin.to_string(), "the policy allows it".to_owned(), ""),
-            Ruling::Ask { origin } => {
-                (Verdict::Ask, origin.to_string(), "a person must approve it".to_owned(), "ask the person outside")
-            }
-            Ruling::Deny { origin } => {
-                (Verdict::Deny, origin.to_string(), "the policy denies it".to_owned(), "the rule would have to go")
-            }
-            Ruling::Unmatched { .. } => (
-                Verdict::Deny,
-                String::new(),
-                "no rule allows it, and what nothing allows is refused".to_owned(),
-                "a rule that allows it would have to be added",
-            ),
-        };
-        Opinion { verdict, handler: "admission".to_owned(), rule, reason, hint: hint.to_owned() }
+        Opinion::of(&self.admission, effect)
     }
 }
 
@@ -138,21 +122,4 @@ fn mount_view(mount: &Mount) -> Option<MountView> {
         Mount::Dir { .. } | Mount::File { .. } | Mount::Symlink { .. } | Mount::Mask { .. } => return None,
     };
     Some(MountView { path: target.to_os().to_string_lossy().into_owned(), access: access.to_owned() })
-}
-
-/// Writes the door's refusals into the run's chain.
-pub struct LedgerRefusals {
-    /// Where.
-    pub ledger: Ledger,
-    /// Whose.
-    pub run: RunId,
-}
-
-impl Refusals for LedgerRefusals {
-    fn record(&self, effect: &Effect, answer: &Answer, times: u64) {
-        let draft = Draft::now(&self.run, effect, answer, &**self.ledger.clock()).repeated(times);
-        if let Err(error) = self.ledger.append(draft) {
-            tracing::error!(%error, "a refusal at the run's socket has no receipt");
-        }
-    }
 }

@@ -31,7 +31,11 @@ use crate::{
         Draft, Ledger, Timestamp,
     },
     policy::{self, search, Policy, WorkspaceAccess},
-    room::{batch, changes, mirror, tree},
+    room::{
+        batch, mirror,
+        place::{Place, View},
+        tree,
+    },
     world::fs::{Identity, WorkspaceFiles},
 };
 use nix::{
@@ -573,14 +577,28 @@ impl Run<'_> {
 
     /// A copy takes time and space before the program starts; an overlay takes neither.
     fn prepare_store(&self, store: Store) -> Result<(), String> {
-        if store != Store::Mirror {
-            return Ok(());
-        }
+        let view = match store {
+            Store::Overlay => View::Overlay,
+            Store::Mirror => View::Mirror,
+            Store::ReadOnly | Store::Hidden => return Ok(()),
+        };
         let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
-        let (workspace, folder) = (open(&self.request.workspace)?, open(&self.folder.path)?);
-        mirror::create(&workspace, &folder, mirror::DEFAULT_MAX_BYTES, self.own_ids())
-            .map(drop)
-            .map_err(|error| error.to_string())
+        let folder = open(&self.folder.path)?;
+        let shift = self.own_ids().map(|own| batch::IdShift { from: own, to: self.owner() });
+        Place::create(&folder, &self.id, &self.request.workspace, self.since_ns, shift, view)
+            .map_err(|error| error.to_string())?;
+        if view == View::Mirror {
+            let workspace = open(&self.request.workspace)?;
+            mirror::create(&workspace, &folder, mirror::DEFAULT_MAX_BYTES, self.own_ids())
+                .map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Whose the workspace is on the host.
+    fn owner(&self) -> (u32, u32) {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(&self.request.workspace).map(|found| (found.uid(), found.gid())).unwrap_or((0, 0))
     }
 
     fn plan(
@@ -682,7 +700,7 @@ impl Run<'_> {
             },
             contents: contents.clone(),
             insight: Arc::new(insight),
-            refusals: Arc::new(super::insight::LedgerRefusals { ledger: self.ledger.clone(), run: self.id.clone() }),
+            refusals: Arc::new(api::LedgerRefusals::new(self.ledger.clone(), self.id.clone())),
         });
         let (close, closed) = tokio::sync::watch::channel(false);
         let (for_api, for_control) = (closed.clone(), closed);
@@ -877,7 +895,7 @@ impl Run<'_> {
         if let (true, Some(chain), Store::Overlay | Store::Mirror) = (ran, &chain, store) {
             let record = self.live.change(|record| record.state = RunState::Applying);
             self.ledger.update_run(&record)?;
-            match self.apply(chain, store) {
+            match self.apply(chain) {
                 Ok(report) => changes = report,
                 Err(reason) => {
                     changes.state = ChangesState::Pending;
@@ -920,43 +938,22 @@ impl Run<'_> {
     }
 
     /// What the run changed, through the chain and into the folder; or kept for later.
-    fn apply(&self, chain: &Chain, store: Store) -> Result<CommitReport, String> {
-        let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
-        let (workspace, folder) = (open(&self.request.workspace)?, open(&self.folder.path)?);
-        let (source, set) = match store {
-            Store::Overlay => {
-                let upper = open(&self.folder.path.join("layer/upper"))?;
-                let set = changes::scan(&upper, &workspace);
-                (upper, set)
-            }
-            Store::Mirror => {
-                let copy = open(&self.folder.path.join("mirror"))?;
-                let set = mirror::scan(&folder, &copy, &workspace);
-                (copy, set)
-            }
-            Store::ReadOnly | Store::Hidden => return Ok(nothing_changed()),
-        };
-        let set = set.map_err(|error| error.to_string())?;
+    fn apply(&self, chain: &Chain) -> Result<CommitReport, String> {
+        let place = Place::open(&self.folder.path).map_err(|error| error.to_string())?;
+        let set = place.changes().map_err(|error| error.to_string())?;
         if self.request.apply == Apply::OnRequest {
             let state = if set.changes.is_empty() { ChangesState::None } else { ChangesState::Pending };
             return Ok(CommitReport { skipped: set.skipped, state, ..nothing_changed() });
         }
-        let shift = self.own_ids().map(|own| {
-            let owner = std::fs::metadata(&self.request.workspace).map(|found| {
-                use std::os::unix::fs::MetadataExt;
-                (found.uid(), found.gid())
-            });
-            batch::IdShift { from: own, to: owner.unwrap_or((0, 0)) }
-        });
         let commit = Commit {
             subject: self.subject.clone(),
             room: None,
             run: self.id.clone(),
-            run_dir: Arc::new(folder),
-            workspace: Arc::new(workspace),
-            source: Arc::new(source),
-            since_ns: self.since_ns,
-            shift,
+            run_dir: place.run_dir.clone(),
+            workspace: place.workspace.clone(),
+            source: place.source.clone().unwrap_or_else(|| place.workspace.clone()),
+            since_ns: place.place.since_ns,
+            shift: place.place.shift,
             word: Word::Policy,
             select: None,
         };

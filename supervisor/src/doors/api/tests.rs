@@ -860,6 +860,23 @@ async fn the_python_client_without_a_supervisor_says_so() {
     python(&root.path().join("missing.sock"), program).await;
 }
 
+#[test]
+fn an_opinion_is_the_ruling_with_the_refusals_own_words() {
+    let effect = Effect {
+        kind: Kind::FsRead,
+        resource: Resource::Workspace { path: "a".to_owned() },
+        request: Arguments::Fs(fs::Request::Read { path: "a".to_owned(), offset: 0, limit: 1 }),
+        ..stage_effect()
+    };
+    let nothing = Opinion::of(&Arc::new(Admission::nothing()), &effect);
+    assert_eq!((nothing.verdict, nothing.handler.as_str()), (Verdict::Deny, "admission"));
+    assert!(!nothing.reason.is_empty() && !nothing.hint.is_empty(), "{nothing:?}");
+    let everything = Opinion::of(&Arc::new(Admission::everything()), &effect);
+    assert_eq!((everything.verdict, everything.reason.as_str()), (Verdict::Allow, ""));
+    let outside = Effect { resource: Resource::Host { path: "/etc/shadow".to_owned() }, ..effect };
+    assert_eq!(Opinion::of(&Arc::new(Admission::everything()), &outside).verdict, Verdict::Deny);
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
