@@ -368,7 +368,7 @@ def datagram_to_host():
 
 attempt("send-udp-loopback", datagram_to_host)
 attempt("send-udp-outside", lambda: datagram(("192.0.2.1", 53)))
-attempt("resolve-outside", lambda: socket.getaddrinfo("zq9secret.evil.test", 80))
+attempt("resolve-outside", lambda: socket.getaddrinfo("zq9outside.evil.test", 80))
 
 
 def bring_up_link():

@@ -50,6 +50,16 @@ impl Attempts {
         assert!(wrong.is_empty(), "{}\n--- stderr\n{}", wrong.join("\n"), self.context);
     }
 
+    /// The same without these attempts, each of which must have been made.
+    #[track_caller]
+    pub fn but(&self, names: &[&str]) -> Attempts {
+        let mut found = self.found.clone();
+        for name in names {
+            assert!(found.remove(*name).is_some(), "`{name}` was never attempted; stderr: {}", self.context);
+        }
+        Attempts { found, context: self.context.clone() }
+    }
+
     /// Fails unless every attempt succeeded.
     #[track_caller]
     pub fn all_succeeded(&self) {
