@@ -340,7 +340,7 @@ fn one_of_several_changes_can_be_applied() {
             world.write(name, "old");
         }
         // What the run changes is held, so that a person can choose.
-        let output = world.run(["--preflight", "--", "sh", "-c", "for n in a b c; do echo new > $n; done"]).finish();
+        let output = world.run(["--no-apply", "--", "sh", "-c", "for n in a b c; do echo new > $n; done"]).finish();
         assert_eq!(output.status, 0, "{output}");
         assert_eq!((world.read("a"), world.read("b"), world.read("c")), ("old".into(), "old".into(), "old".into()));
         let id = world.last_run()["id"].as_str().expect("an id").to_owned();
