@@ -97,7 +97,8 @@ def steal_descriptor():
 attempt("pidfd-getfd-of-init", steal_descriptor)
 attempt("signal-host", lambda: os.kill(HOST_PID, 0))
 attempt("kcmp-with-init", lambda: syscall(312, os.getpid(), 1, 0, 0, 0))
-attempt("prlimit-of-init", lambda: syscall(302, 1, 7, struct.pack("QQ", 1, 1), 0))
+# Its core limit, which is 0 already: an attack that works must not starve the jail before the other attempts.
+attempt("prlimit-of-init", lambda: syscall(302, 1, 4, struct.pack("QQ", 0, 0), 0))
 attempt("pidfd-of-host", lambda: syscall(434, HOST_PID, 0))
 
 
@@ -122,7 +123,6 @@ for name, path in {
     "drop-caches": "/proc/sys/vm/drop_caches",
     "sysrq": "/proc/sysrq-trigger",
     "binfmt": "/proc/sys/fs/binfmt_misc/register",
-    "uid-map": "/proc/self/uid_map",
     "setgroups-file": "/proc/self/setgroups",
     "uevent-helper": "/sys/kernel/uevent_helper",
     "oom-of-init": "/proc/1/oom_score_adj",
@@ -295,7 +295,8 @@ attempt_in_child("raise-priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -2
 
 def raise_hard_limit():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard + 1))
+    # The raw call: the module turns a refusal into another exception.
+    syscall(160, resource.RLIMIT_NOFILE, struct.pack("QQ", soft, hard + 1))
 
 
 attempt_in_child("raise-hard-limit", raise_hard_limit)

@@ -29,10 +29,19 @@ def report(name, result, number=None, detail=""):
     os.write(1, (json.dumps(line) + "\n").encode())
 
 
+def out_of_time(number, frame):
+    raise OSError(errno.ETIMEDOUT, "no answer")
+
+
 def attempt(name, function):
-    """Runs one attempt in this process."""
+    """Runs one attempt in this process; one that gets no answer is ETIMEDOUT, so that the others have their turn."""
+    signal.signal(signal.SIGALRM, out_of_time)
+    signal.alarm(5)
     try:
-        detail = function()
+        try:
+            detail = function()
+        finally:
+            signal.alarm(0)
     except OSError as failure:
         if failure.errno is None:
             # Name look-ups and time-outs carry no kernel error number of their own.
@@ -45,12 +54,11 @@ def attempt(name, function):
         report(name, "ok", None, detail if detail is not None else "")
 
 
-def attempt_in_child(name, function, seconds=5):
+def attempt_in_child(name, function):
     """Runs one attempt in a child, for what could hang, kill or change the process that tries it."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        signal.alarm(seconds)
         attempt(name, function)
         os._exit(0)
     _, status = os.waitpid(child, 0)
