@@ -64,7 +64,11 @@ fn arguments(plan: &Plan, program: &Bytes, staged: &[Option<PathBuf>]) -> Result
             (Mount::Overlay { target, .. }, Some(path)) => push(&[&"--bind", path, &target.to_path()]),
             // Optional, and missing on the host.
             (Mount::Bind { .. } | Mount::View { .. } | Mount::Overlay { .. }, None) => {}
-            (Mount::Proc { target }, _) => push(&[&"--proc", &target.to_path()]),
+            (Mount::Proc { target }, _) => {
+                push(&[&"--proc", &target.to_path()]);
+                // As in the native view: some settings belong to the namespaces of the jail and could be written.
+                push(&[&"--ro-bind", &"/proc/sys", &target.to_path().join("sys")]);
+            }
             (Mount::Dev { target, shm_bytes }, _) => {
                 let target = target.to_path();
                 push(&[&"--dev", &target, &"--perms", &"1777", &"--size", &shm_bytes.to_string()]);

@@ -36,11 +36,13 @@ pub fn receive_plan(control: &OwnedFd) -> Result<(Plan, File, Standard), Failure
 }
 
 /// The same again on bubblewrap's far side, from the documented descriptors.
-pub fn receive_plan_again() -> Result<(Plan, Standard), StepFailed> {
+pub fn receive_plan_again(control: &OwnedFd) -> Result<(Plan, Standard), StepFailed> {
     step("plan", || {
         let mut file = File::from(sys::adopt(PLAN_FD));
         let plan = read_plan(&mut file)?;
         let streams = [0, 1, 2].map(|index| sys::adopt(STREAMS_FD + index));
+        // It survived bubblewrap's execution and must not survive the program's: whoever holds it speaks as the shim.
+        close_on_exec(control.as_fd())?;
         // The program inherits 0 to 2 only, which are made from these later.
         for stream in &streams {
             close_on_exec(stream.as_fd())?;

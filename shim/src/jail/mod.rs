@@ -48,7 +48,7 @@ pub fn outer_main(control: OwnedFd) -> ! {
 
 /// Goes on inside a view that bubblewrap has built, as pid 1.
 pub fn inside_main(control: OwnedFd) -> ! {
-    let begin = descriptors::receive_plan_again();
+    let begin = descriptors::receive_plan_again(&control);
     let failed = match begin {
         Ok((plan, standard)) => inside(&control, &plan, standard).unwrap_err_infallible(),
         Err(failed) => failed,
