@@ -1,6 +1,6 @@
 //! Each layer of the jail is worth its place: with it an attack fails, and without it the same attack succeeds.
 //!
-//! The shim of these tests is built with the feature `test-switches`, into a target folder of its own, and obeys
+//! The programs of these tests are built with the feature `test-switches`, into a target folder of their own, and obey
 //! `TOLLGATE_TEST_WITHOUT`. Where two layers stop an attack, the other one is out in both halves of the proof.
 
 use std::{
@@ -10,51 +10,48 @@ use std::{
     process::Command,
     sync::OnceLock,
 };
-use tollgate_tests::{every_identity, every_way, world::SENTINEL, Finished, Listener, World};
+use tollgate_tests::{every_identity, every_way, world::SENTINEL, Finished, Invocation, Listener, World};
 
-/// Builds the shim that can leave layers out, once.
-fn switchable_shim() -> &'static Path {
+/// Builds `tollgate` and the shim that can leave layers out, once.
+fn switchable_build() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        if let Some(path) = std::env::var_os("TOLLGATE_TEST_SHIM") {
+        if let Some(path) = std::env::var_os("TOLLGATE_TEST_SWITCHES") {
             return path.into();
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above");
         let target = root.join("target/test-switches");
         let output = Command::new(env!("CARGO"))
             .current_dir(root)
-            .args([
-                "build",
-                "--quiet",
-                "--offline",
-                "-p",
-                "tollgate-shim",
-                "--features",
-                "test-switches",
-                "--target-dir",
-            ])
+            .args(["build", "--quiet", "--offline", "-p", "tollgate", "-p", "tollgate-shim", "--features"])
+            .args(["tollgate/test-switches,tollgate-shim/test-switches", "--target-dir"])
             .arg(&target)
             .output()
             .expect("cargo runs these tests");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        target.join("debug/tollgate-shim")
+        target.join("debug")
     })
 }
 
-/// A copy of that shim which the world's user can reach.
-fn shim_for(world: &World) -> PathBuf {
-    let copy = world.base().join("tollgate-shim");
-    if !copy.exists() {
-        fs::copy(switchable_shim(), &copy).expect("a program can be copied");
-        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("our own file");
+/// A command of `tollgate run` with the build that can leave layers out, where the world's user can reach it.
+fn switchable(world: &World, command: &[&str]) -> Invocation {
+    for name in ["tollgate", "tollgate-shim"] {
+        let copy = world.base().join(name);
+        if !copy.exists() {
+            fs::copy(switchable_build().join(name), &copy).expect("a program can be copied");
+            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("our own file");
+        }
     }
-    copy
+    let mut invocation = world.command(world.base().join("tollgate"));
+    for argument in ["run", "--quiet", "--"].iter().chain(command) {
+        invocation = invocation.arg(argument);
+    }
+    invocation
 }
 
 /// Runs a Python attack without these layers.
 fn attack(world: &World, without: &str, program: &str) -> Finished {
-    let mut invocation =
-        world.run(["--quiet", "--", "/usr/bin/python3", "-c", program]).env("TOLLGATE_SHIM", shim_for(world));
+    let mut invocation = switchable(world, &["/usr/bin/python3", "-c", program]);
     if !without.is_empty() {
         invocation = invocation.env("TOLLGATE_TEST_WITHOUT", without);
     }
@@ -192,10 +189,9 @@ fn closing_descriptors_keeps_the_callers_open_files_out() {
         let holder =
             "import os,sys\nos.dup2(os.open(sys.argv[1], os.O_RDONLY), 9, True)\nos.execvp(sys.argv[2], sys.argv[2:])";
         let held = |without: &str| {
-            let inner = world.run(["--quiet", "--", "/usr/bin/python3", "-c", &body]).into_command();
+            let inner = switchable(world, &["/usr/bin/python3", "-c", &body]).into_command();
             let mut invocation = world
                 .command("/usr/bin/python3")
-                .env("TOLLGATE_SHIM", shim_for(world))
                 .arg("-c")
                 .arg(holder)
                 .arg(world.out.join("s"))
