@@ -120,7 +120,9 @@ impl Root {
             (Mount::Bind { .. } | Mount::View { .. } | Mount::Overlay { .. }, Source::None) => Ok(()),
             (Mount::View { target, source, .. }, Source::Tree(tree)) => {
                 if is_directory(&tree)? {
-                    let empty = self.staged_directory(&format!("{place}-empty"))?;
+                    // A mount of its own: a plain directory would be removed with the stage, and listing the overlay
+                    // then ends at once, because the kernel reads a removed layer as ENOENT.
+                    let empty = self.stage(&format!("{place}-empty"), &tmpfs(4096, 0o755)?)?;
                     let lower = self.stage(&format!("{place}"), &tree)?;
                     let layers = format!("{}:{}", lower.display(), empty.display());
                     let overlay = overlay(&[(c"lowerdir", &layers)], sys::MOUNT_ATTR_RDONLY, source)?;
@@ -280,7 +282,7 @@ impl Root {
         for entry in entries.flatten() {
             let path = entry.path();
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                // The empty directories of read-only views are no mounts, which umount2 says with EINVAL.
+                // A directory that is no mount is EINVAL, and removed below all the same.
                 let _ = umount2(&path, MntFlags::MNT_DETACH);
                 std::fs::remove_dir(&path).at("rmdir", path.display())?;
             } else {
