@@ -167,7 +167,9 @@ impl Process {
     }
 }
 
-/// Every process on the host whose command line, environment or working directory names `text`, but this one.
+/// Every process on the host whose command line, environment, working directory or mounts name `text`, but this one.
+///
+/// The mounts find what runs in a jail and names nothing itself, as the jail's first process.
 pub fn processes_naming(text: &str) -> Vec<Process> {
     let own = std::process::id().to_string();
     let mut found = Vec::new();
@@ -183,7 +185,7 @@ pub fn processes_naming(text: &str) -> Vec<Process> {
         let command = read("cmdline");
         let cwd = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
         let names = |found: &str| found.contains(text);
-        if names(&command) || names(&cwd.to_string_lossy()) || names(&read("environ")) {
+        if names(&command) || names(&cwd.to_string_lossy()) || names(&read("environ")) || names(&read("mountinfo")) {
             let status = read("status");
             // A zombie holds nothing any more; it waits for its parent, which may be the test itself.
             if !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')) && !status.is_empty() {

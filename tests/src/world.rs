@@ -178,9 +178,22 @@ fn copy_binaries(folder: &Path) -> PathBuf {
     copy
 }
 
+/// A folder that lies below no private folder of a jail. A name below /tmp means the jail's own /tmp there, so a read
+/// of it is no refusal and has no receipt. Where other users cannot reach the target folder, /tmp has to do.
+fn apart_from_tmp() -> PathBuf {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above").join("target");
+    if !target.ancestors().all(|part| fs::metadata(part).is_ok_and(|meta| meta.mode() & 0o005 == 0o005)) {
+        return env::temp_dir();
+    }
+    let worlds = target.join("worlds");
+    fs::create_dir_all(&worlds).expect("the target folder is ours");
+    worlds
+}
+
 /// A scratch world.
 pub struct World {
     base: TempDir,
+    apart: TempDir,
     /// Who runs Tollgate here, over which launcher.
     pub way: Way,
     /// The folder that runs have as their workspace.
@@ -203,15 +216,19 @@ impl World {
         let base = tempfile::Builder::new().prefix("tgw-").tempdir().expect("a temporary folder can be made");
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
         let root = base.path().canonicalize().expect("the folder was just made");
+        let apart = tempfile::Builder::new().prefix("tgo-").tempdir_in(apart_from_tmp()).expect("a folder can be made");
+        fs::set_permissions(apart.path(), fs::Permissions::from_mode(0o755)).expect("our own folder");
+        let outside = apart.path().canonicalize().expect("the folder was just made");
         let world = World {
             way,
             workspace: root.join("w"),
-            out: root.join("out"),
+            out: outside.join("out"),
             home: root.join("home"),
             state: root.join("state"),
-            runtime: root.join("runtime"),
+            runtime: outside.join("runtime"),
             temp: root.join("temp"),
             base,
+            apart,
         };
         for (folder, mode) in [
             (&world.workspace, 0o755),
@@ -485,6 +502,7 @@ impl Drop for World {
             // Leaked on purpose, for looking at afterwards.
             eprintln!("kept: {}", self.base().display());
             self.base.disable_cleanup(true);
+            self.apart.disable_cleanup(true);
             return;
         }
         for process in self.processes() {

@@ -958,6 +958,15 @@ fn a_memory_bomb_is_named_as_such() {
         const BOMB: &str = "b=bytearray()\nwhile 1: b+=b\"x\"*1000000";
         let output = world.run(["--memory", "64M", "--", "/usr/bin/python3", "-c", BOMB]).finish();
         let run = world.last_run();
+        if output.status == 125 {
+            // Without control groups of its own a caller's limit on memory cannot be kept: then nothing runs.
+            assert!(
+                output.err().contains("cannot be enforced") && run["outcome"]["type"] == "could-not-start",
+                "{output}"
+            );
+            assert!(world.way.identity == Identity::Ordinary, "the superuser has control groups: {output}");
+            return;
+        }
         assert_eq!(output.status, 137, "{output} {run}");
         assert_eq!(run["outcome"]["type"], "memory-exceeded", "{run}");
         assert_eq!(run["outcome"]["limit"], 64 << 20, "{run}");

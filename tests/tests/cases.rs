@@ -236,6 +236,7 @@ fn modes_times_links_and_holes_are_kept() {
             world.mode(name, mode);
         }
         symlink("nowhere", world.workspace.join("dangling")).expect("a new name");
+        world.own(&world.workspace.join("dangling"));
         let sparse = fs::File::create(world.workspace.join("sparse")).expect("a new name");
         sparse.set_len(5 << 30).expect("the file system has holes");
         drop(sparse);
