@@ -150,10 +150,18 @@ pub fn adopt(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Puts the signal back to its default action: Rust's start-up ignores SIGPIPE, and ignoring is inherited.
-pub fn default_action(signal: nix::sys::signal::Signal) {
-    // SAFETY: `SIG_DFL` installs no handler of ours.
-    let _ = unsafe { nix::sys::signal::signal(signal, nix::sys::signal::SigHandler::SigDfl) };
+/// Puts every signal back to its default action. Rust's start-up ignores SIGPIPE, and posix_spawn(3) leaves the two
+/// signals that the C library keeps for itself ignored; both are inherited by execution.
+pub fn default_actions() {
+    /// `struct sigaction` as the kernel has it: handler, flags, restorer, mask (rt_sigaction(2)). All zero is `SIG_DFL`.
+    const DEFAULT: [u64; 4] = [0; 4];
+    // The kernel has 64 signals on every architecture that we know (signal(7)).
+    for signal in 1..=64 {
+        let none = std::ptr::null_mut::<libc::c_void>();
+        // SAFETY: the structure is at least as long as the kernel's and only read; a mask of 8 bytes is what it wants.
+        // SIGKILL and SIGSTOP say no, and are at their default anyway.
+        let _ = unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, DEFAULT.as_ptr(), none, 8_usize) };
+    }
 }
 
 /// seccomp(2) with `SECCOMP_SET_MODE_FILTER`; gives the listener's descriptor when the flags ask for one.

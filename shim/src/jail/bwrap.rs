@@ -27,6 +27,7 @@ pub fn launch(
     standard: Standard,
     plan_file: &File,
 ) -> Result<Infallible, StepFailed> {
+    step("user namespace", ids::unshare_user)?;
     step("namespaces", ids::unshare_for_staging)?;
     // As user 0 of a namespace of its own, bubblewrap may mount; outside, that user is the run's unprivileged one.
     step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, 0, 0))?;

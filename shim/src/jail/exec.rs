@@ -12,7 +12,7 @@ use crate::{
 };
 use nix::{
     errno::Errno,
-    sys::signal::{SigSet, SigmaskHow, Signal},
+    sys::signal::{SigSet, SigmaskHow},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -99,13 +99,9 @@ fn place_streams(plan: &Plan, standard: &Standard, terminal: Option<&OwnedFd>) -
     Ok(())
 }
 
-/// Rust ignores SIGPIPE and pid 1 blocks everything; a program expects neither.
+/// A program expects no signal ignored and none blocked; pid 1 blocks them all.
 fn reset_signals() -> Result<(), Failure> {
-    for signal in Signal::iterator() {
-        if !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP) {
-            sys::default_action(signal);
-        }
-    }
+    sys::default_actions();
     nix::sys::signal::sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None).at("sigprocmask", "no signal")
 }
 

@@ -15,7 +15,13 @@ use std::{fs, io};
 /// A privileged caller becomes the run's own unprivileged user; for anyone else, nothing changes.
 pub fn become_host_user(ids: &Ids) -> Result<(), Failure> {
     if ids.host_uid == 0 && !zero_is_somebody_else()? {
-        return Err(io::Error::from_raw_os_error(libc::EPERM)).at("setresuid", "host user 0 never runs a jail");
+        let failure = Err(io::Error::from_raw_os_error(libc::EPERM)).at("setresuid", "host user 0 never runs a jail");
+        return failure.map_err(|failure: Failure| {
+            failure.remedy(
+                "this user namespace maps no user but root of the host, so there is nobody else to run the program as; \
+                 start as an ordinary user, or outside this namespace",
+            )
+        });
     }
     if Uid::current().as_raw() == ids.host_uid {
         return Ok(());
@@ -43,10 +49,14 @@ pub fn die_with_parent() -> Result<(), Failure> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).at("prctl(PR_SET_PDEATHSIG)", "SIGKILL")
 }
 
-/// New namespaces of every kind that the plan does not leave out.
-pub fn unshare_all(without: &[Layer]) -> Result<(), Failure> {
-    let mut flags = CloneFlags::CLONE_NEWUSER
-        | CloneFlags::CLONE_NEWNS
+/// A user namespace, which owns all the others.
+pub fn unshare_user() -> Result<(), Failure> {
+    unshare(CloneFlags::CLONE_NEWUSER).at("unshare", "a user namespace")
+}
+
+/// New namespaces of every other kind that the plan does not leave out.
+pub fn unshare_others(without: &[Layer]) -> Result<(), Failure> {
+    let mut flags = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP
         | CloneFlags::CLONE_NEWIPC
@@ -61,12 +71,12 @@ pub fn unshare_all(without: &[Layer]) -> Result<(), Failure> {
             flags.remove(flag);
         }
     }
-    unshare(flags).at("unshare", "user, mount, pid, network, IPC, host-name and cgroup namespaces")
+    unshare(flags).at("unshare", "mount, pid, network, IPC, host-name and cgroup namespaces")
 }
 
-/// The two namespaces that staging a view for bubblewrap needs.
+/// The other namespace that staging a view for bubblewrap needs.
 pub fn unshare_for_staging() -> Result<(), Failure> {
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).at("unshare", "user and mount namespaces")
+    unshare(CloneFlags::CLONE_NEWNS).at("unshare", "a mount namespace")
 }
 
 /// Maps one user and one group of the host, and no other.

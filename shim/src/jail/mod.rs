@@ -80,8 +80,9 @@ fn native(
     sources: sources::Sources,
     standard: Standard,
 ) -> Result<Infallible, StepFailed> {
-    // One call for all: the user namespace first among them, because it owns the others.
-    step("namespaces", || ids::unshare_all(&plan.without))?;
+    // First: it owns the others, and everything below needs its capabilities.
+    step("user namespace", ids::unshare_user)?;
+    step("namespaces", || ids::unshare_others(&plan.without))?;
     step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, plan.ids.jail_uid, plan.ids.jail_gid))?;
     // A second lock on what the system-call list refuses already; a read-only /proc/sys costs only this one.
     if let Err(failure) = ids::forbid_nested_namespaces() {
@@ -194,15 +195,15 @@ pub fn adopt(fd: i32) -> OwnedFd {
     sys::adopt(fd)
 }
 
-/// Takes the control socket from standard input, where the supervisor's spawn left it, and makes all three standard
-/// descriptors lead nowhere.
+/// Takes the control socket from standard input, where the supervisor's spawn left it, and makes standard input and
+/// output lead nowhere. Standard error stays: it is the supervisor's, for what bubblewrap has to say.
 pub fn adopt_standard_input() -> OwnedFd {
     use nix::fcntl::{fcntl, open, FcntlArg, OFlag};
     use std::os::fd::{AsRawFd, FromRawFd};
     let moved = fcntl(io::stdin().as_fd(), FcntlArg::F_DUPFD_CLOEXEC(10)).unwrap_or_else(|_| exit(COULD_NOT_START));
     let nowhere = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty());
     let Ok(nowhere) = nowhere else { exit(COULD_NOT_START) };
-    for number in 0..3 {
+    for number in 0..2 {
         if descriptors::duplicate_onto(nowhere.as_raw_fd(), number).is_err() {
             exit(COULD_NOT_START)
         }

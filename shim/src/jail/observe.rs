@@ -39,8 +39,8 @@ const FIRST_UNKNOWN_CALL: i64 = 470;
 /// The listener's end of the filter.
 pub struct Observer {
     listener: OwnedFd,
-    /// The private root's device: what is missing there is hidden, not absent.
-    root_device: u64,
+    /// Devices of the private root and of the private file systems: what is missing there may be hidden, not absent.
+    private: Vec<u64>,
     /// The workspace's device, whose directories may need help to be renamed.
     workspace_device: Option<u64>,
     /// Views from which every read succeeds that the host's permissions allow.
@@ -66,9 +66,14 @@ impl Observer {
             Mount::Bind { target, access: Access::ReadOnly, .. } => Some(target.to_path()),
             _ => None,
         });
+        let private = plan.mounts.iter().filter_map(|mount| match mount {
+            Mount::Tmpfs { target, .. } => Some(target.to_path()),
+            _ => None,
+        });
+        let private = private.chain([PathBuf::from("/")]);
         Observer {
             listener,
-            root_device: lstat("/").map(|stat| stat.st_dev).unwrap_or_default(),
+            private: private.filter_map(|path| lstat(&path).ok()).map(|stat| stat.st_dev).collect(),
             workspace_device: overlay.then(|| lstat(&plan.workspace.to_path()).ok().map(|stat| stat.st_dev)).flatten(),
             readable: readable.collect(),
             told: HashMap::new(),
@@ -171,7 +176,7 @@ impl Observer {
 
     fn judge_missing(&self, look: &Look, path: &Path) -> Option<(PathBuf, i32)> {
         let Reached::Missing { path: real, above } = resolve::walk(path, look.last) else { return None };
-        if above.st_dev == self.root_device {
+        if self.private.contains(&above.st_dev) {
             return Some((real, libc::ENOENT));
         }
         // Nothing there to read or delete: the same without a jail. To make something there is another matter.
@@ -232,7 +237,7 @@ impl Observer {
     /// there, only the supervisor can tell.
     fn judge_socket(&mut self, caller: &Caller, path: &Path) -> Option<Denied> {
         let (object, errno) = match resolve::walk(path, Last::Followed) {
-            Reached::Missing { path, above } if above.st_dev == self.root_device => (path, libc::ENOENT),
+            Reached::Missing { path, above } if self.private.contains(&above.st_dev) => (path, libc::ENOENT),
             Reached::There { path, stat } if is(&stat, libc::S_IFSOCK) => (path, libc::ECONNREFUSED),
             _ => return None,
         };

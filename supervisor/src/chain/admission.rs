@@ -137,6 +137,32 @@ impl Admission {
         Admission::of(Layer::new("nothing", Home::Builtin, Vec::new()))
     }
 
+    /// Admits everything but changes to these workspace paths, about which a person is asked: the policies that a
+    /// run in this workspace is under.
+    ///
+    /// # Panics
+    ///
+    /// Never: every path is escaped, and an escaped path is a pattern.
+    pub fn asking_about(paths: &[String]) -> Admission {
+        let escaped: Vec<String> = paths.iter().map(|path| globset::escape(path)).collect();
+        let patterns = Patterns::new(escaped).expect("an escaped path is a pattern");
+        let rule = |verdict, kinds, paths, text: &str| Rule {
+            verdict,
+            kinds,
+            paths,
+            origin: Origin { file: "built in".to_owned(), line: 0, text: text.to_owned() },
+        };
+        let changes = Kinds::Only(vec![Kind::FsWrite, Kind::FsDelete, Kind::FsMove]);
+        Admission::of(Layer::new(
+            "policies in the workspace",
+            Home::Builtin,
+            vec![
+                rule(Verdict::Allow, Kinds::Any, Paths::Any, "allow any"),
+                rule(Verdict::Ask, changes, Paths::Only(patterns), "ask about the policy that the run itself is under"),
+            ],
+        ))
+    }
+
     /// Admits what this one layer does.
     pub fn of(layer: Layer) -> Admission {
         Admission { layers: vec![layer] }

@@ -63,7 +63,7 @@ pub fn spawn(shim: &Path) -> io::Result<Shim> {
         // The control socket travels as standard input: the one descriptor that a spawn passes on by itself.
         .stdin(Stdio::from(far))
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()?;
     Ok(Shim { child, control })
 }
@@ -75,6 +75,18 @@ impl Shim {
         file.write_all(&serde_json::to_vec(plan)?)?;
         let [input, output, error] = streams;
         channel::send(self.control.as_fd(), &ToShim::Begin, &[file.as_fd(), input, output, error])
+    }
+
+    /// What the shim, or bubblewrap in its place, wrote to its standard error; the last of it, in one line.
+    ///
+    /// Call it when the process has ended.
+    pub fn complaint(&mut self) -> Option<String> {
+        use std::io::Read;
+        const MOST: u64 = 4096;
+        let mut text = Vec::new();
+        self.child.stderr.take()?.take(MOST).read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(str::to_owned)
     }
 
     /// Sends one message.

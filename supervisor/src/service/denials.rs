@@ -106,6 +106,40 @@ pub fn view_for(path: &Path) -> &Path {
     }
 }
 
+/// The file that a command's first word means on the host, looked up as a shell would.
+pub fn on_host(program: &OsStr, path: Option<&std::ffi::OsString>, directory: &Path) -> Option<PathBuf> {
+    let is_file = |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.is_file());
+    if program.as_bytes().contains(&b'/') {
+        return Some(directory.join(program)).filter(is_file);
+    }
+    std::env::split_paths(path?).map(|one| one.join(program)).find(is_file)
+}
+
+/// The folders outside the usual view that a program needs: its own, that of the file it is a link to, and that of
+/// the interpreter which its first line names.
+pub fn views_for_program(program: &Path) -> Vec<PathBuf> {
+    use std::io::Read;
+    const SHOWN: [&str; 5] = ["/usr", "/bin", "/sbin", "/lib", "/lib64"];
+    let mut needed = vec![program.to_owned()];
+    needed.extend(program.canonicalize());
+    let mut start = [0; 256];
+    let read = std::fs::File::open(program).and_then(|mut file| file.read(&mut start)).unwrap_or_default();
+    if let Some(line) = start[..read].strip_prefix(b"#!").and_then(|rest| rest.split(|byte| *byte == b'\n').next()) {
+        let word = line.split(|byte| byte.is_ascii_whitespace()).find(|word| !word.is_empty());
+        let interpreter = word.map(|word| PathBuf::from(OsStr::from_bytes(word)));
+        needed.extend(interpreter.iter().flat_map(|path| [Some(path.clone()), path.canonicalize().ok()]).flatten());
+    }
+    let mut views: Vec<PathBuf> = Vec::new();
+    for path in needed.iter().filter(|path| path.is_absolute() && !SHOWN.iter().any(|shown| path.starts_with(shown))) {
+        let view = view_for(path).to_owned();
+        if !views.iter().any(|known| view.starts_with(known)) {
+            views.retain(|known| !known.starts_with(&view));
+            views.push(view);
+        }
+    }
+    views
+}
+
 fn connect(object: &Path) -> Option<(Kind, Resource, Answer)> {
     let bytes = object.as_os_str().as_bytes();
     let shown = spelled(object);

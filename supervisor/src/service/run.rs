@@ -7,6 +7,7 @@
 use super::{denials, files::LateFiles};
 use crate::{
     chain::{
+        admission::Admission,
         quota::Meters,
         stack::{Element, Stack, Wiring},
         Answer, BoxFuture, Chain, World,
@@ -21,7 +22,7 @@ use crate::{
         enforcer::{Enforcer, Exceeded},
         launch::{self, Shim},
         outcome::{self, Backstops, Ended, Facts, NotStarted},
-        profile,
+        probe, profile,
         seccomp::{self, WatchLevel},
         spec::{self, Bind, Caller, Inputs, Presence, Privilege, Store},
         streams::{self, OutputMeter, RawTerminal},
@@ -90,7 +91,8 @@ pub struct RunRequest {
 /// What becomes of a run's changes when its program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Apply {
-    /// They pass the chain and are applied as one batch.
+    /// They pass the chain and are applied as one batch, if the program ended by itself. What a limit or an operator
+    /// cut short is half done, and waits for somebody's word.
     WhenItEnds,
     /// They are kept, for `tollgate apply` or `tollgate discard`.
     OnRequest,
@@ -441,6 +443,7 @@ impl Run<'_> {
             Ok(plan) => plan,
             Err(reason) => return refused(reason),
         };
+        let plan_by_bwrap = plan.launcher != Launcher::Native;
         let mut passed: Vec<String> =
             plan.env.iter().map(|(name, _)| name.to_os().to_string_lossy().into_owned()).collect();
         passed.sort();
@@ -448,6 +451,7 @@ impl Run<'_> {
 
         let meters = Meters::default();
         let mut elements = vec![Element::Admission(self.request.policy.admission.clone())];
+        elements.extend(self.guard_of_policies().map(Element::Admission));
         if let Some(limit_bytes) = limits.write_bytes.value() {
             elements.push(Element::Quota { id: self.id.0.clone(), limit_bytes });
         }
@@ -515,6 +519,13 @@ impl Run<'_> {
         }
         // The program is over. Nothing of the jail may be left before anything else happens.
         reap(&mut shim, &enforcer);
+        if !progress.executed && progress.failed.is_none() {
+            let said = shim.complaint().unwrap_or_else(|| "it did not say why".to_owned());
+            let who = if plan_by_bwrap { "bubblewrap" } else { "the shim" };
+            progress.failed = Some(NotStarted::Refused(format!(
+                "{who} ended before the jail was built: {said}; `tollgate doctor` tries each step by itself"
+            )));
+        }
         enforcer.finish();
         let exceeded = self.exceeded(&enforcer, &progress, &meter);
         progress.finish(exceeded.is_some() || progress.killed.is_some());
@@ -558,6 +569,16 @@ impl Run<'_> {
             ));
         }
         spec::check_workspace(&self.request.workspace).map_err(|error| error.to_string())
+    }
+
+    /// A policy that lies in the workspace is not the program's to change for its next run: a person must agree.
+    fn guard_of_policies(&self) -> Option<Admission> {
+        let inside = self.request.policy.sources.iter().filter_map(|source| {
+            let path = source.canonicalize().ok()?;
+            effect::path::workspace_path(path.strip_prefix(&self.request.workspace).ok()?).ok()
+        });
+        let paths: Vec<String> = inside.collect();
+        (!paths.is_empty()).then(|| Admission::asking_about(&paths))
     }
 
     fn store(&self) -> Store {
@@ -767,8 +788,14 @@ impl Run<'_> {
             Event::Shim(FromShim::Degraded { layer, reason }, _) => {
                 self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
             }
-            Event::Shim(FromShim::StepFailed(failed), _) => progress.failed = Some(NotStarted::Step(failed)),
+            Event::Shim(FromShim::StepFailed(mut failed), _) => {
+                if failed.remedy.is_empty() {
+                    failed.remedy = probe::explain(&failed.step, failed.errno);
+                }
+                progress.failed = Some(NotStarted::Step(failed));
+            }
             Event::Shim(FromShim::ExecFailed { errno, path }, _) => {
+                self.explain_missing(errno);
                 let path = denials::spelled(&path.to_path());
                 progress.failed = Some(NotStarted::Exec { errno, path });
             }
@@ -877,6 +904,33 @@ impl Run<'_> {
         }
     }
 
+    /// A program that the caller's own PATH leads to and the view does not show: says which view it needs.
+    fn explain_missing(&mut self, errno: i32) {
+        let Some(program) = self.request.command.first() else { return };
+        let path = self.request.environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value);
+        let Some(found) = denials::on_host(program, path, &self.request.workspace) else { return };
+        if errno != libc::ENOENT {
+            return;
+        }
+        let needs: Vec<String> = denials::views_for_program(&found)
+            .iter()
+            .map(|view| format!("--view {}", denials::spelled(view)))
+            .collect();
+        if needs.is_empty() {
+            return;
+        }
+        let refusal = Refusal {
+            kind: Kind::ProcessExec,
+            object: denials::spelled(&found),
+            by: "view".to_owned(),
+            reason: "the program, or what interprets it, is outside what the run's view shows".to_owned(),
+            hint: format!("show it, read-only, with `{}`", needs.join(" ")),
+        };
+        if !self.refusals.iter().any(|known| known.object == refusal.object) {
+            self.refusals.insert(0, refusal);
+        }
+    }
+
     fn exceeded(&self, enforcer: &Enforcer, progress: &Progress, meter: &OutputMeter) -> Option<Exceeded> {
         let output = progress.output_exceeded.then(|| Exceeded {
             kind: OutcomeType::OutputExceeded,
@@ -895,7 +949,9 @@ impl Run<'_> {
         if let (true, Some(chain), Store::Overlay | Store::Mirror) = (ran, &chain, store) {
             let record = self.live.change(|record| record.state = RunState::Applying);
             self.ledger.update_run(&record)?;
-            match self.apply(chain) {
+            let cut_short =
+                matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
+            match self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }) {
                 Ok(report) => changes = report,
                 Err(reason) => {
                     changes.state = ChangesState::Pending;
@@ -938,10 +994,10 @@ impl Run<'_> {
     }
 
     /// What the run changed, through the chain and into the folder; or kept for later.
-    fn apply(&self, chain: &Chain) -> Result<CommitReport, String> {
+    fn apply(&self, chain: &Chain, when: Apply) -> Result<CommitReport, String> {
         let place = Place::open(&self.folder.path).map_err(|error| error.to_string())?;
         let set = place.changes().map_err(|error| error.to_string())?;
-        if self.request.apply == Apply::OnRequest {
+        if when == Apply::OnRequest {
             let state = if set.changes.is_empty() { ChangesState::None } else { ChangesState::Pending };
             return Ok(CommitReport { skipped: set.skipped, state, ..nothing_changed() });
         }
