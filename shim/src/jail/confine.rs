@@ -90,7 +90,9 @@ pub fn restrict_files(plan: &Plan) -> Result<Option<String>, Failure> {
         .map_err(said)
         .at("landlock_create_ruleset", "the view")?;
     // Listing the private root, whose only content is what the plan put there.
-    let mut grants: Vec<(std::path::PathBuf, BitFlags<AccessFs>)> = vec![("/".into(), AccessFs::ReadDir.into())];
+    // /etc holds only files of the plan's own making and read-only mounts of the host's.
+    let mut grants: Vec<(std::path::PathBuf, BitFlags<AccessFs>)> =
+        vec![("/".into(), AccessFs::ReadDir.into()), ("/etc".into(), read)];
     for mount in &plan.mounts {
         let (target, access) = match mount {
             Mount::Bind { target, access: Access::ReadOnly, .. } | Mount::View { target, .. } => (target, read),
@@ -109,9 +111,17 @@ pub fn restrict_files(plan: &Plan) -> Result<Option<String>, Failure> {
         };
         grants.push((target.to_path(), access));
     }
-    for (path, access) in grants {
+    for (place, (path, access)) in grants.iter().enumerate() {
+        // A rule holds for all that lies below (landlock(7)), so one that says no more is left out.
+        let said_above = |(above, (other, more)): (usize, &(std::path::PathBuf, BitFlags<AccessFs>))| {
+            above != place && path.starts_with(other) && (path != other || above < place) && more.contains(*access)
+        };
+        if grants.iter().enumerate().any(said_above) {
+            continue;
+        }
+        let (path, access) = (path, *access);
         // An optional mount whose source is missing on the host has no target either.
-        let Ok(opened) = PathFd::new(&path) else { continue };
+        let Ok(opened) = PathFd::new(path) else { continue };
         let access = if path.is_dir() { access } else { access & AccessFs::from_file(LANDLOCK) };
         ruleset =
             ruleset.add_rule(PathBeneath::new(opened, access)).map_err(said).at("landlock_add_rule", path.display())?;

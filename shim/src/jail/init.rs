@@ -118,8 +118,11 @@ impl Init<'_> {
         let (has_program, has_observer) = (program.is_some(), observer.is_some());
         polled.extend(program);
         polled.extend(observer);
-        if nix::poll::poll(&mut polled, PollTimeout::NONE).is_err() {
-            return Ready::default();
+        match nix::poll::poll(&mut polled, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ready::default(),
+            // Blind, pid 1 would neither hear the supervisor nor see it go: the jail ends instead.
+            Err(_) => super::exit(125),
         }
         let mut happened = polled.iter().map(|one| one.revents().is_some_and(|events| !events.is_empty()));
         let mut next = |is_there: bool| is_there && happened.next().unwrap_or(false);

@@ -14,6 +14,7 @@ use nix::{
     sys::stat::{mkdirat, Mode},
 };
 use std::{
+    cell::RefCell,
     ffi::{CStr, CString, OsStr},
     io,
     os::{
@@ -21,6 +22,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::{Component, Path, PathBuf},
+    rc::Rc,
 };
 
 /// The private root holds directories, links and small files only.
@@ -95,6 +97,8 @@ pub fn open_workspace(workspace: &Bytes) -> Result<OwnedFd, Failure> {
 struct Root {
     base: PathBuf,
     directory: OwnedFd,
+    /// The directory that the last file or link was made in: most come one after another in the same.
+    last_parent: RefCell<Option<(PathBuf, Rc<OwnedFd>)>>,
 }
 
 impl Root {
@@ -111,7 +115,7 @@ impl Root {
         sys::move_mount(&private, on.as_fd()).at("move_mount", base.display())?;
         let directory = open(&base, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
             .at("open", base.display())?;
-        Ok(Root { base, directory })
+        Ok(Root { base, directory, last_parent: RefCell::new(None) })
     }
 
     fn add(&self, place: usize, mount: &Mount, source: Source) -> Result<(), Failure> {
@@ -159,7 +163,7 @@ impl Root {
             (Mount::Symlink { target, to }, _) => {
                 let path = target.to_path();
                 let (parent, name) = self.parent_of(&path)?;
-                nix::unistd::symlinkat(to.to_os().as_os_str(), &parent, name).at("symlinkat", path.display())
+                nix::unistd::symlinkat(to.to_os().as_os_str(), &*parent, name).at("symlinkat", path.display())
             }
             (Mount::Mask { target }, _) => self.mask(&target.to_path()),
             (Mount::Bind { target, .. } | Mount::View { target, .. } | Mount::Overlay { target, .. }, _) => {
@@ -171,6 +175,8 @@ impl Root {
     /// Attaches a mount at a target of the new root, made if it is missing.
     fn attach(&self, mount: &OwnedFd, target: &Bytes) -> Result<(), Failure> {
         let path = target.to_path();
+        // What was known to lie below may lie under this mount now.
+        self.last_parent.borrow_mut().take_if(|(known, _)| known.starts_with(&path));
         let on = if is_directory(mount)? { self.directory_at(&path)? } else { self.file_at(&path)? };
         sys::move_mount(mount, on.as_fd()).at("move_mount", path.display())
     }
@@ -294,6 +300,9 @@ impl Root {
 
     /// The directory at this path of the new root; it and its parents are made where missing.
     fn directory_at(&self, path: &Path) -> Result<OwnedFd, Failure> {
+        if let Ok(there) = self.open_at(path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
+            return Ok(there);
+        }
         let mut here = self.open_at(Path::new("/"), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
         let mut so_far = PathBuf::from("/");
         for component in path.components() {
@@ -321,15 +330,23 @@ impl Root {
     fn create_file(&self, path: &Path, mode: u32) -> Result<OwnedFd, Failure> {
         let (parent, name) = self.parent_of(path)?;
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = openat(&parent, name, flags, Mode::from_bits_truncate(0o600)).at("openat", path.display())?;
+        let file = openat(&*parent, name, flags, Mode::from_bits_truncate(0o600)).at("openat", path.display())?;
         nix::sys::stat::fchmod(&file, Mode::from_bits_truncate(mode)).at("fchmod", path.display())?;
         Ok(file)
     }
 
-    fn parent_of<'a>(&self, path: &'a Path) -> Result<(OwnedFd, &'a OsStr), Failure> {
+    fn parent_of<'a>(&self, path: &'a Path) -> Result<(Rc<OwnedFd>, &'a OsStr), Failure> {
         let name = path.file_name().ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
         let name = name.at("openat", path.display())?;
-        Ok((self.directory_at(path.parent().unwrap_or(Path::new("/")))?, name))
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        if let Some((known, opened)) = &*self.last_parent.borrow() {
+            if known == parent {
+                return Ok((opened.clone(), name));
+            }
+        }
+        let opened = Rc::new(self.directory_at(parent)?);
+        *self.last_parent.borrow_mut() = Some((parent.to_owned(), opened.clone()));
+        Ok((opened, name))
     }
 
     /// Opens a path as if the new root were the root already: a link in it cannot lead back out.

@@ -1,6 +1,7 @@
 //! Runs: their records, their ids and the host's chain of their heads.
 
 use super::{
+    draft::Draft,
     hash,
     record::{EffectCounts, RunRecord, RunState},
     time::Timestamp,
@@ -104,18 +105,51 @@ impl Ledger {
     /// [`Error::NotFound`] when there is no such run.
     pub fn update_run(&self, run: &RunRecord) -> Result<()> {
         let (run, started, json) = (run.clone(), started(run)?, json(run));
+        self.call(Durability::Process, move |batch| replace(batch, &run, started, &json))
+    }
+
+    /// As [`Ledger::update_run`], without waiting: for what others may see a moment later. A failure is logged.
+    pub fn update_run_unattended(&self, run: &RunRecord) {
+        let log = |error: Error| tracing::error!(%error, "a run's state is not written");
+        let started = match started(run) {
+            Ok(started) => started,
+            Err(error) => return log(error),
+        };
+        let (run, json) = (run.clone(), json(run));
+        match self.writer() {
+            Ok(writer) => writer.submit(
+                Durability::Process,
+                Box::new(move |batch| replace(batch, &run, started, &json)),
+                move |result| result.unwrap_or_else(log),
+            ),
+            Err(error) => log(error),
+        }
+    }
+
+    /// Ends a run, all in one: its last receipts, its record, the seal on its chain. Gives the record with its counts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotFound`] when there is no such run.
+    pub fn end_run(&self, run: &RunRecord, last: Vec<Draft>) -> Result<RunRecord> {
+        let (run, started, json, now) = (run.clone(), started(run)?, json(run), self.clock().now());
         self.call(Durability::Process, move |batch| {
-            let changed = batch
+            batch.append(&last)?;
+            replace(batch, &run, started, &json)?;
+            super::intent::record_in_doubt(batch, &run.id)?;
+            seal(batch, &run.id, now)?;
+            let failed = batch.failed("count a run's receipts");
+            batch
                 .connection()
-                .execute(
-                    "UPDATE runs SET state = ?2, started_us = ?3, record = ?4 WHERE id = ?1",
-                    params![run.id.0, state(run.state), started.0, json],
+                .query_row(
+                    concat!(
+                        "SELECT runs.id, record, count, refused, once FROM runs JOIN chains ON chains.run = runs.n ",
+                        "WHERE runs.id = ?1"
+                    ),
+                    [&run.id.0],
+                    read_run,
                 )
-                .map_err(batch.failed("change a run"))?;
-            match changed {
-                0 => Err(Error::NotFound(run.id.0.clone())),
-                _ => Ok(()),
-            }
+                .map_err(failed)?
         })
     }
 
@@ -220,6 +254,20 @@ fn seal(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<Head> {
         )
         .map_err(batch.failed("add to the host's chain"))?;
     Ok(Head { n, run: run.clone(), count, head, sealed_at: now, prev, hash })
+}
+
+fn replace(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str) -> Result<()> {
+    let changed = batch
+        .connection()
+        .execute(
+            "UPDATE runs SET state = ?2, started_us = ?3, record = ?4 WHERE id = ?1",
+            params![run.id.0, state(run.state), started.0, json],
+        )
+        .map_err(batch.failed("change a run"))?;
+    match changed {
+        0 => Err(Error::NotFound(run.id.0.clone())),
+        _ => Ok(()),
+    }
 }
 
 fn state(state: RunState) -> &'static str {

@@ -256,6 +256,12 @@ impl Folder {
         File::options().create(true).append(true).mode(0o600).open(self.path.join(name)).ok()
     }
 
+    /// Whether there is anything that could be applied. A mirror shows that only when it is compared.
+    fn has_changes(&self, store: Store) -> bool {
+        let upper = self.path.join("layer/upper");
+        store == Store::Mirror || std::fs::read_dir(upper).map_or(true, |mut entries| entries.next().is_some())
+    }
+
     /// Removes what a run that is over needs no more. Logs and before-images stay.
     fn tidy(&self, keep_layer: bool) {
         let _ = std::fs::remove_file(self.path.join("control.sock"));
@@ -780,10 +786,8 @@ impl Run<'_> {
             }
             Event::Shim(FromShim::Started { .. }, _) => {
                 let record = self.live.change(|record| record.state = RunState::Running);
-                // The record is for others to see; a run does not end for it.
-                if let Err(error) = self.ledger.update_run(&record) {
-                    tracing::warn!(%error, "the run's state could not be written");
-                }
+                // The record is for others to see; the program does not wait for it.
+                self.ledger.update_run_unattended(&record);
             }
             Event::Shim(FromShim::Degraded { layer, reason }, _) => {
                 self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
@@ -947,8 +951,11 @@ impl Run<'_> {
         let mut facts = facts;
         let mut changes = nothing_changed();
         if let (true, Some(chain), Store::Overlay | Store::Mirror) = (ran, &chain, store) {
+            // Before the first byte of the workspace changes: a crash from here on is one in the middle of applying.
             let record = self.live.change(|record| record.state = RunState::Applying);
-            self.ledger.update_run(&record)?;
+            if self.folder.has_changes(store) {
+                self.ledger.update_run(&record)?;
+            }
             let cut_short =
                 matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
             match self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }) {
@@ -973,9 +980,7 @@ impl Run<'_> {
             self.refusals.push(refusal);
         }
         let outcome = outcome::decide(&facts);
-        if ran {
-            self.record_use(&usage);
-        }
+        let last = if ran { vec![self.record_of_use(&usage)] } else { Vec::new() };
         let exit_status = exit_status(&facts, &outcome);
         let ended = self.ledger.clock().now();
         let record = self.live.change(|record| {
@@ -985,11 +990,9 @@ impl Run<'_> {
             record.usage = usage;
             record.changes = changes.state;
         });
-        self.ledger.update_run(&record)?;
-        self.ledger.seal_run(&self.id)?;
+        let record = self.ledger.end_run(&record, last)?;
         let keep_layer = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
         self.folder.tidy(keep_layer);
-        let record = self.ledger.run(&self.id.0)?;
         Ok(RunReport { record, exit_status, notes, refusals: self.refusals, changes })
     }
 
@@ -1017,7 +1020,7 @@ impl Run<'_> {
     }
 
     /// What the evaluation used: recorded, not charged.
-    fn record_use(&self, usage: &Usage) {
+    fn record_of_use(&self, usage: &Usage) -> Draft {
         let label = self.request.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
         let effect = Effect {
             kind: Kind::EvalRun,
@@ -1027,10 +1030,7 @@ impl Run<'_> {
             door: Door::Control,
             request: Request::Run(effect::run::Request::Eval { label, cpu_us: usage.cpu_us, wall_us: usage.wall_us }),
         };
-        let draft = Draft::now(&self.id, &effect, &Answer::done(serde_json::Value::Null, 0), &**self.ledger.clock());
-        if let Err(error) = self.ledger.append(draft) {
-            tracing::error!(%error, "what the run used has no receipt");
-        }
+        Draft::now(&self.id, &effect, &Answer::done(serde_json::Value::Null, 0), &**self.ledger.clock())
     }
 }
 
