@@ -933,12 +933,12 @@ mod tests {
         std::fs::write(root.join(odd), "odd").unwrap();
         let fixture = fixture.started();
         let run = fixture.run_path();
-        std::fs::create_dir_all(run.join("work")).unwrap();
+        std::fs::create_dir_all(run.join("layer/work")).unwrap();
         std::fs::create_dir_all(run.join("merged")).unwrap();
         std::fs::create_dir_all(run.join("seen")).unwrap();
         let script = r#"
             set -e
-            mount -t overlay overlay -o "lowerdir=$1/workspace,upperdir=$1/run/upper,workdir=$1/run/work,userxattr" "$1/run/merged"
+            mount -t overlay overlay -o "lowerdir=$1/workspace,upperdir=$1/run/layer/upper,workdir=$1/run/layer/work,userxattr" "$1/run/merged"
             cd "$1/run/merged"
             echo more >> a; mv b moved; rm c; mkdir c; echo in > c/in; chmod 600 k
             cp -a d d2; rm -r d; rm -r q; mkdir q; echo two > q/2

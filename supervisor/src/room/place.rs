@@ -26,7 +26,7 @@ const LIVE_ATTEMPTS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum View {
-    /// An overlay; the changes are in `upper`.
+    /// An overlay; the changes are in `layer/upper`, overlayfs's own directory is `layer/work`.
     Overlay,
     /// A copy in `mirror`.
     Mirror,
@@ -94,6 +94,9 @@ pub struct OpenPlace {
 impl Place {
     /// Writes down where a run that is about to start keeps its changes.
     ///
+    /// Whole or not at all, but not synced: it stands on the way of every run's start, and a layer that a loss of
+    /// power takes along needs no file that points to it.
+    ///
     /// # Errors
     /// [`PlaceError::Ours`].
     pub fn create(
@@ -116,7 +119,7 @@ impl Place {
             view,
         };
         let text = serde_json::to_vec(&place).map_err(|error| ours("write", Path::new(FILE))(error.into()))?;
-        tree::write_durably(run_dir.as_fd(), FILE, &text).map_err(ours("write", Path::new(FILE)))?;
+        tree::write_whole(run_dir.as_fd(), FILE, &text).map_err(ours("write", Path::new(FILE)))?;
         Ok(place)
     }
 

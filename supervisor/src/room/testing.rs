@@ -19,7 +19,7 @@ pub(crate) enum Inodes {
     Ignored,
 }
 
-/// A workspace, a run's directory with `upper`, and handles of them.
+/// A workspace, a run's directory with its layer, and handles of them.
 pub(crate) struct Fixture {
     folder: tempfile::TempDir,
     pub(crate) run: RunId,
@@ -33,7 +33,7 @@ impl Fixture {
     pub(crate) fn new() -> Fixture {
         // In memory where it can be: a batch syncs its file system, which on a busy disk takes most of a test's time.
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-        for name in ["workspace", "run/upper"] {
+        for name in ["workspace", "run/layer/upper"] {
             std::fs::create_dir_all(folder.path().join(name)).unwrap();
         }
         let open = |name: &str| tree::open_root(&folder.path().join(name)).unwrap();
@@ -41,7 +41,7 @@ impl Fixture {
             run: RunId("run000000001".to_owned()),
             run_dir: open("run"),
             workspace: open("workspace"),
-            upper: open("run/upper"),
+            upper: open("run/layer/upper"),
             since_ns: 0,
             folder,
         }
@@ -65,7 +65,7 @@ impl Fixture {
     }
 
     pub(crate) fn upper_path(&self) -> PathBuf {
-        self.folder.path().join("run/upper")
+        self.folder.path().join("run/layer/upper")
     }
 
     pub(crate) fn batch(&self) -> Batch<'_> {

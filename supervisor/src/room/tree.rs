@@ -629,6 +629,21 @@ pub fn rename_works(left: BorrowedFd<'_>, right: BorrowedFd<'_>) -> io::Result<b
 
 /// Writes a file of ours durably: a temporary beside it, fsync, rename, fsync of the directory.
 pub fn write_durably(directory: BorrowedFd<'_>, name: &str, content: &[u8]) -> io::Result<()> {
+    write_beside(directory, name, content, |file| file.sync_all())?;
+    Ok(kernel::fsync(directory)?)
+}
+
+/// Writes a file of ours whole or not at all, as far as a process can be killed; a loss of power may undo it.
+pub fn write_whole(directory: BorrowedFd<'_>, name: &str, content: &[u8]) -> io::Result<()> {
+    write_beside(directory, name, content, |_| Ok(()))
+}
+
+fn write_beside(
+    directory: BorrowedFd<'_>,
+    name: &str,
+    content: &[u8],
+    before_rename: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let temporary = format!("{name}.new");
     match kernel::unlinkat(directory, &temporary, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
@@ -636,9 +651,8 @@ pub fn write_durably(directory: BorrowedFd<'_>, name: &str, content: &[u8]) -> i
     }
     let mut file = create_file_at(directory, OsStr::new(&temporary))?;
     file.write_all(content)?;
-    file.sync_all()?;
-    kernel::renameat(directory, &temporary, directory, name)?;
-    Ok(kernel::fsync(directory)?)
+    before_rename(&file)?;
+    Ok(kernel::renameat(directory, &temporary, directory, name)?)
 }
 
 /// Reads a file of ours whole; none where it is not there.
