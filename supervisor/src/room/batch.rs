@@ -7,15 +7,18 @@
 //!
 //! Files in a run's directory:
 //!
-//! - `stage/`: what is about to be placed; during the batch also what was taken out. Where the run's directory lies
-//!   on another file system or mount than the workspace, this is `.tollgate-<run>` in the workspace's root instead.
-//! - `journal`, then `journal.committed`: a [`Journal`].
+//! - `stage/`: what is about to be placed; during the batch also what was taken out. It becomes `before/<n>/`, so the
+//!   manifest and what will be `pending.json` are written into it and are on disk with all else that is staged. Where
+//!   the run's directory lies on another file system or mount than the workspace, the stage is `.tollgate-<run>` in
+//!   the workspace's root instead, and both are written when the batch is done.
+//! - `journal.new`, then `journal`, then `journal.committed`: a [`Journal`].
 //! - `before/<n>/`: the before-images of the n-th batch, one slot a name, with `manifest.json`: a [`Manifest`].
 //! - `touched.json`: inodes whose change time we moved ourselves, by a batch that was rolled back.
 //! - `pending.json`: the paths of the run's changes that no batch applied yet; without the file, all of them.
 
 use super::{
     changes::{Change, ChangeKind, ChangeSet, NodeType, Summary},
+    durable, layer,
     path::{printable, spelled},
     tree,
 };
@@ -40,10 +43,12 @@ const LOCK_WAIT: Duration = Duration::from_secs(30);
 /// How many bytes of before-images are copied into the run's directory where they cannot be moved.
 const COPIED_BEFORE_BYTES: u64 = 1 << 30;
 
+const JOURNAL_NEW: &str = "journal.new";
 const JOURNAL: &str = "journal";
 const COMMITTED: &str = "journal.committed";
 const PENDING: &str = "pending.json";
 const TOUCHED: &str = "touched.json";
+const MANIFEST: &str = "manifest.json";
 
 /// The ids that a jail's files carry on the host, and those that they get in the workspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -311,19 +316,21 @@ pub struct Attributes {
     pub xattrs: Vec<(String, String)>,
 }
 
-/// Applies these changes, which are a subset of one scan's; `remaining` are the paths that stay pending.
+/// Applies these changes, which are a subset of one scan's; `remaining` are the paths that stay pending. Of no changes
+/// nothing is written.
+///
+/// While something stays pending, what was applied leaves the run's layer; see [`layer`].
 ///
 /// # Errors
 /// [`ApplyError`]. Except for [`ApplyError::RollBack`] the workspace is exactly as before, inode by inode.
 pub fn apply(batch: &Batch<'_>, changes: &[Change], remaining: &[PathBuf]) -> Result<Applied, ApplyError> {
+    if changes.is_empty() {
+        return Ok(Applied::default());
+    }
     let _lock = lock(batch.workspace)?;
     let conflicts = conflicts(batch, changes)?;
     if !conflicts.is_empty() {
         return Err(ApplyError::Conflict { conflicts });
-    }
-    if changes.is_empty() {
-        write_pending(batch.run_dir, &spelled_paths(remaining))?;
-        return Ok(Applied::default());
     }
     let stage = Stage::open(batch)?;
     let result = Prepared::new(batch, &stage, changes, remaining).and_then(|prepared| prepared.carry_out());
@@ -373,6 +380,7 @@ pub fn recover(run_dir: &OwnedFd, workspace: &OwnedFd) -> Result<Recovered, Appl
         return Ok(Recovered::RolledBack);
     }
     // A crash while staging leaves a stage without a journal; the workspace was not touched.
+    tree::remove(run_dir.as_fd(), OsStr::new(JOURNAL_NEW)).map_err(ours("remove the journal"))?;
     tree::remove(run_dir.as_fd(), OsStr::new("stage")).map_err(ours("remove the stage"))?;
     if let Some(name) = tree::read_ours(run_dir.as_fd(), "stage.name").map_err(ours("read the stage's name"))? {
         if let Some(name) = stage_name(&name) {
@@ -449,7 +457,7 @@ pub fn manifests(run_dir: &OwnedFd) -> Result<Vec<(PathBuf, Manifest)>, ApplyErr
         let directory = tree::open_directory(run_dir.as_fd(), &path, kernel::OFlags::RDONLY)
             .map_err(ours("open a before-image"))?;
         if let Some(bytes) =
-            tree::read_ours(directory.as_fd(), "manifest.json").map_err(ours("read a before-image's manifest"))?
+            tree::read_ours(directory.as_fd(), MANIFEST).map_err(ours("read a before-image's manifest"))?
         {
             found.push((path, parse(&bytes, "read a before-image's manifest")?));
         }
@@ -676,6 +684,8 @@ struct Prepared<'a> {
     /// What lies below each directory that is moved or taken out as a whole, as the run's scan saw it.
     members: HashMap<PathBuf, BTreeMap<PathBuf, Summary>>,
     before: HashMap<PathBuf, Summary>,
+    /// What is staged, by its path in the stage; none when there is too much of it to be synced one by one.
+    staged: Option<Vec<(PathBuf, NodeType)>>,
     steps: std::cell::Cell<usize>,
 }
 
@@ -702,6 +712,7 @@ impl<'a> Prepared<'a> {
             },
             members: members(changes),
             before: HashMap::new(),
+            staged: None,
             steps: std::cell::Cell::new(0),
         };
         prepared.step()?;
@@ -800,7 +811,7 @@ impl<'a> Prepared<'a> {
                 }
             }
         }
-        stager.finish()?;
+        self.staged = stager.finish()?;
         self.journal.operations.extend(moves);
         self.journal.operations.extend(retired);
         self.journal.operations.extend(attributes);
@@ -857,11 +868,9 @@ impl<'a> Prepared<'a> {
 
     /// Writes the journal, does the operations, commits and cleans up.
     fn carry_out(self) -> Result<Applied, Ended> {
-        kernel::syncfs(&self.stage.directory)
-            .map_err(|error| ApplyError::Ours { deed: "sync the stage", source: error.into() })?;
+        self.make_durable()?;
         self.step()?;
-        let text = written(&self.journal, "write the journal")?;
-        tree::write_durably(self.batch.run_dir.as_fd(), JOURNAL, &text).map_err(ours("write the journal"))?;
+        self.begin().map_err(ours("write the journal"))?;
         for operation in &self.journal.operations {
             let done = self.step().and_then(|()| self.perform(operation));
             match done {
@@ -893,13 +902,88 @@ impl<'a> Prepared<'a> {
         Ok(Applied { changes: self.journal.changes.len(), before: Some(before) })
     }
 
+    /// Waits until everything that the operations will need is on disk: what is staged, the journal under the name
+    /// that means nothing yet, and what will be said about the batch when it is done.
+    fn make_durable(&self) -> Result<(), ApplyError> {
+        let deed = "write the journal";
+        let (stage, run_dir) = (self.stage.directory.as_fd(), self.batch.run_dir.as_fd());
+        let file = |directory: BorrowedFd<'_>, name: &str, text: &[u8]| -> Result<OwnedFd, ApplyError> {
+            Ok(tree::write_anew(directory, name, text).map_err(ours(deed))?.into())
+        };
+        let mut handles = vec![file(run_dir, JOURNAL_NEW, &written(&self.journal, deed)?)?];
+        if self.stage.in_workspace.is_none() {
+            handles.push(file(stage, MANIFEST, &written(&manifest_of(&self.journal), deed)?)?);
+            handles.push(file(stage, PENDING, &written(&self.journal.remaining, deed)?)?);
+        }
+        let deed = "sync the stage";
+        for (path, kind) in self.staged.iter().flatten() {
+            let opened = match kind {
+                NodeType::Directory => tree::open_listing(stage, path),
+                NodeType::File => tree::open_file(stage, path).map(OwnedFd::from),
+                // In their directory's own bytes.
+                NodeType::Link | NodeType::Special => continue,
+            };
+            handles.push(opened.map_err(ours(deed))?);
+        }
+        if self.staged.is_none() {
+            // The journal may lie on another file system than the stage.
+            durable::everything(stage).map_err(ours(deed))?;
+        }
+        handles.push(self.stage.directory.try_clone().map_err(ours(deed))?);
+        durable::each(&handles).map_err(ours(deed))
+    }
+
+    /// The journal gets its name: from here on a crash is undone by it.
+    fn begin(&self) -> io::Result<()> {
+        let run_dir = self.batch.run_dir.as_fd();
+        kernel::renameat(run_dir, JOURNAL_NEW, run_dir, JOURNAL)?;
+        Ok(kernel::fsync(run_dir)?)
+    }
+
     fn commit(&self) -> Result<(), Ended> {
         let deed = "commit the journal";
-        kernel::syncfs(self.batch.workspace).map_err(|error| ours(deed)(error.into()))?;
+        match self.touched_in_workspace() {
+            Some(handles) => durable::each(&handles),
+            None => durable::everything(self.batch.workspace.as_fd()),
+        }
+        .map_err(ours(deed))?;
         let run_dir = self.batch.run_dir.as_fd();
         kernel::renameat(run_dir, JOURNAL, run_dir, COMMITTED).map_err(|error| ours(deed)(error.into()))?;
         kernel::fsync(run_dir).map_err(|error| ours(deed)(error.into()))?;
         Ok(())
+    }
+
+    /// Everything whose sync puts the operations on disk; none where there is too much of it, or where one of the
+    /// directories has moved on with the batch.
+    fn touched_in_workspace(&self) -> Option<Vec<OwnedFd>> {
+        let parent = |path: &Path| path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let mut directories = BTreeSet::new();
+        let mut nodes = Vec::new();
+        for operation in &self.journal.operations {
+            match operation {
+                Operation::Place { path, .. } | Operation::Exchange { path, .. } | Operation::Retire { path, .. } => {
+                    directories.insert(parent(path));
+                }
+                Operation::Rename { from, path, .. } => {
+                    directories.insert(parent(from));
+                    directories.insert(parent(path));
+                }
+                Operation::Attributes { path, .. } => nodes.push(path),
+            }
+            if directories.len() + nodes.len() > durable::FEW {
+                return None;
+            }
+        }
+        let workspace = self.batch.workspace.as_fd();
+        let mut handles = vec![self.stage.directory.try_clone().ok()?];
+        for path in directories {
+            handles.push(tree::open_listing(workspace, &path).ok()?);
+        }
+        for path in nodes {
+            let opened = tree::open_file(workspace, path).map(OwnedFd::from);
+            handles.push(opened.or_else(|_| tree::open_listing(workspace, path)).ok()?);
+        }
+        Some(handles)
     }
 
     fn perform(&self, operation: &Operation) -> Result<(), Ended> {
@@ -1086,8 +1170,13 @@ struct Stager<'a> {
     stage: &'a Stage,
     source: Parents<'a>,
     staged: Parents<'a>,
+    here: Parents<'a>,
+    /// The group that each directory gives to what is made in it, where it does.
+    groups: HashMap<PathBuf, Option<u32>>,
+    /// What was staged, while it is little enough to be synced one by one.
+    nodes: Option<Vec<(PathBuf, NodeType)>>,
     /// Directories in the order they were made; their attributes are set last, deepest first.
-    directories: Vec<(PathBuf, Change)>,
+    directories: Vec<StagedDirectory>,
     /// The first staged name of an inode with several names.
     links: HashMap<u64, PathBuf>,
 }
@@ -1099,6 +1188,9 @@ impl<'a> Stager<'a> {
             stage,
             source: Parents::new(batch.source.as_fd()),
             staged: Parents::new(stage.directory.as_fd()),
+            here: Parents::new(batch.workspace.as_fd()),
+            groups: HashMap::new(),
+            nodes: Some(Vec::new()),
             directories: Vec::new(),
             links: HashMap::new(),
         }
@@ -1106,20 +1198,25 @@ impl<'a> Stager<'a> {
 
     /// Makes what a change says its path is to become, in the stage; gives its inode.
     fn stage(&mut self, change: &Change, at: &Path) -> io::Result<u64> {
-        let batch = self.batch;
         let after = change.after.as_ref().ok_or_else(|| io::Error::from(rustix::io::Errno::INVAL))?;
+        let owner = self.owner(change)?;
+        if let Some(nodes) = self.nodes.as_mut() {
+            nodes.push((at.to_path_buf(), after.kind));
+        }
+        self.nodes.take_if(|nodes| nodes.len() > durable::FEW);
         let (source, source_name) = self.source.parent(&change.path)?;
         let (staged, name) = self.staged.parent(at)?;
         match after.kind {
             NodeType::Directory => {
                 kernel::mkdirat(staged, name, Mode::from_raw_mode(0o700))?;
-                self.directories.push((at.to_path_buf(), change.clone()));
+                self.directories.push(StagedDirectory { at: at.to_path_buf(), change: change.clone(), owner });
             }
             NodeType::Link => {
                 let target = tree::link_target(source, source_name)?;
                 kernel::symlinkat(&target, staged, name)?;
-                own(batch, staged, name, change)?;
+                let made = owner.give(self.batch, staged, name)?;
                 tree::set_mtime_at(staged, name, after.mtime_ns)?;
+                return Ok(Summary::of(&made).inode);
             }
             NodeType::File => {
                 if after.links > 1 && change.kind != ChangeKind::Attributes {
@@ -1132,7 +1229,7 @@ impl<'a> Stager<'a> {
                 }
                 let handle = tree::open_at(source, source_name)?;
                 if self.stage.in_workspace.is_none() && after.links == 1 && !has_private_marks(handle.as_fd())? {
-                    // The run's layer keeps its name and goes away after; the bytes need not be copied.
+                    // The bytes need not be copied: the run's layer loses its name for them when the batch is done.
                     kernel::linkat(source, source_name, staged, name, AtFlags::empty())?;
                 } else {
                     let from = tree::open_file_at(source, source_name)?;
@@ -1140,20 +1237,27 @@ impl<'a> Stager<'a> {
                     tree::copy_content(&from, &to)?;
                     tree::set_user_xattrs(to.as_fd(), &tree::user_xattrs(handle.as_fd())?)?;
                 }
-                own(batch, staged, name, change)?;
-                let new = tree::open_at(staged, name)?;
-                keep_access_lists(batch, new.as_fd(), change)?;
-                tree::set_mode(new.as_fd(), after.mode)?;
-                tree::set_mtime_at(staged, name, after.mtime_ns)?;
+                let made = owner.give(self.batch, staged, name)?;
+                let keeps_list = change.before.as_ref().is_some_and(|before| before.kind == NodeType::File);
+                if keeps_list || tree::permissions(&made) != after.mode {
+                    let new = tree::open_at(staged, name)?;
+                    keep_access_lists(self.batch, new.as_fd(), change)?;
+                    tree::set_mode(new.as_fd(), after.mode)?;
+                }
+                if tree::mtime_ns(&made) != after.mtime_ns {
+                    tree::set_mtime_at(staged, name, after.mtime_ns)?;
+                }
+                return Ok(Summary::of(&made).inode);
             }
             NodeType::Special => return Err(rustix::io::Errno::OPNOTSUPP.into()),
         }
         inode_at(staged, name)
     }
 
-    /// Sets the attributes of the staged directories, deepest first, when nothing is put into them any more.
-    fn finish(self) -> Result<(), ApplyError> {
-        for (at, change) in self.directories.iter().rev() {
+    /// Sets the attributes of the staged directories, deepest first, when nothing is put into them any more. Gives what
+    /// is to be synced; none for everything.
+    fn finish(self) -> Result<Option<Vec<(PathBuf, NodeType)>>, ApplyError> {
+        for StagedDirectory { at, change, owner } in self.directories.iter().rev() {
             let failed = |source| ApplyError::Stage { path: printable(&change.path), source };
             let Some(after) = &change.after else { continue };
             let (staged, name) = tree::parent_of(self.stage.directory.as_fd(), at).map_err(failed)?;
@@ -1162,11 +1266,80 @@ impl<'a> Stager<'a> {
             let original = tree::open_at(source.as_fd(), source_name).map_err(failed)?;
             let xattrs = tree::user_xattrs(original.as_fd()).map_err(failed)?;
             tree::set_user_xattrs(handle.as_fd(), &xattrs).map_err(failed)?;
-            own(self.batch, staged.as_fd(), name, change).map_err(failed)?;
+            owner.give(self.batch, staged.as_fd(), name).map_err(failed)?;
             tree::set_mode(handle.as_fd(), after.mode).map_err(failed)?;
             tree::set_mtime_at(staged.as_fd(), name, after.mtime_ns).map_err(failed)?;
         }
-        Ok(())
+        Ok(self.nodes)
+    }
+
+    /// Who is to own what a change makes: a replaced node's owner, else the workspace's, with the group that the
+    /// directory gives.
+    fn owner(&mut self, change: &Change) -> io::Result<Owner> {
+        if change.before.is_some() {
+            if let Some(old) = self.here.look(&change.path)? {
+                self.note_group(change, Some(old.st_gid));
+                return Ok(Owner { uid: Some(old.st_uid), gid: Some(old.st_gid) });
+            }
+        }
+        let parent = change.path.parent().unwrap_or(Path::new(""));
+        let group = match self.groups.get(parent) {
+            Some(group) => *group,
+            None => {
+                let directory = tree::open_directory_forced(self.batch.workspace.as_fd(), parent);
+                let stat = directory.ok().map(kernel::fstat).transpose()?;
+                let group = stat.filter(|stat| tree::permissions(stat) & 0o2000 != 0).map(|stat| stat.st_gid);
+                self.groups.insert(parent.to_path_buf(), group);
+                group
+            }
+        };
+        self.note_group(change, group);
+        let shift = self.batch.shift.map(|shift| shift.to);
+        Ok(Owner { uid: shift.map(|(uid, _)| uid), gid: group.or(shift.map(|(_, gid)| gid)) })
+    }
+
+    /// A new directory gives on the group that it got, if it has the bit for it (inode(7)).
+    fn note_group(&mut self, change: &Change, group: Option<u32>) {
+        let Some(after) = change.after.as_ref().filter(|after| after.kind == NodeType::Directory) else { return };
+        self.groups.insert(change.path.clone(), group.filter(|_| after.mode & 0o2000 != 0));
+    }
+}
+
+/// A directory in the stage whose attributes are still to be set.
+struct StagedDirectory {
+    at: PathBuf,
+    change: Change,
+    owner: Owner,
+}
+
+/// The owner that a staged node is to have; none leaves what it has.
+#[derive(Clone, Copy)]
+struct Owner {
+    uid: Option<u32>,
+    gid: Option<u32>,
+}
+
+impl Owner {
+    /// Makes it so, and says how the node stands.
+    fn give(self, batch: &Batch<'_>, staged: BorrowedFd<'_>, name: &OsStr) -> io::Result<kernel::Stat> {
+        let look = || tree::look_at(staged, name)?.ok_or_else(|| io::Error::from(rustix::io::Errno::NOENT));
+        let now = look()?;
+        let (uid, gid) = (self.uid.unwrap_or(now.st_uid), self.gid.unwrap_or(now.st_gid));
+        if (uid, gid) == (now.st_uid, now.st_gid) {
+            return Ok(now);
+        }
+        match tree::set_owner_at(staged, name, uid, gid) {
+            // An ordinary user cannot give files away, only to a group of theirs: as with any editor that saves by
+            // rename, the file becomes the user's own.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) && batch.shift.is_none() => {
+                match tree::set_owner_at(staged, name, now.st_uid, gid) {
+                    Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+                    other => other?,
+                }
+            }
+            other => other?,
+        }
+        look()
     }
 }
 
@@ -1184,39 +1357,6 @@ fn keep_access_lists(batch: &Batch<'_>, new: BorrowedFd<'_>, change: &Change) ->
         }
     }
     Ok(())
-}
-
-/// Gives a staged node the owner that it is to have: a replaced file's own, else the workspace's.
-fn own(batch: &Batch<'_>, staged: BorrowedFd<'_>, name: &OsStr, change: &Change) -> io::Result<()> {
-    let replaced = match &change.before {
-        Some(_) => tree::look(batch.workspace.as_fd(), &change.path)?,
-        None => None,
-    };
-    let now = tree::look_at(staged, name)?.ok_or_else(|| io::Error::from(rustix::io::Errno::NOENT))?;
-    let (uid, mut gid) = match (&replaced, batch.shift) {
-        (Some(old), _) => (old.st_uid, old.st_gid),
-        (None, Some(shift)) => shift.to,
-        (None, None) => (now.st_uid, now.st_gid),
-    };
-    if replaced.is_none() {
-        // A directory with the set-group-id bit gives its group to what is made in it (inode(7)).
-        let parent = change.path.parent().unwrap_or(Path::new(""));
-        if let Ok(handle) = tree::open_directory_forced(batch.workspace.as_fd(), parent) {
-            let stat = kernel::fstat(&handle)?;
-            if tree::permissions(&stat) & 0o2000 != 0 {
-                gid = stat.st_gid;
-            }
-        }
-    }
-    if (uid, gid) == (now.st_uid, now.st_gid) {
-        return Ok(());
-    }
-    match tree::set_owner_at(staged, name, uid, gid) {
-        // An ordinary user cannot give files away: as with any editor that saves by rename, the file becomes the
-        // user's own.
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) && batch.shift.is_none() => Ok(()),
-        other => other,
-    }
 }
 
 fn inode_at(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<u64> {
@@ -1262,7 +1402,7 @@ fn roll_back(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Resul
         let failed = |source| ApplyError::RollBack { path: printable(operation.path()), source };
         undo(operation, stage.as_fd(), workspace.as_fd()).map_err(failed)?;
     }
-    restore_modes(journal, workspace)?;
+    restore_modes(&journal.modes, workspace)?;
     note_touched(journal, run_dir, workspace)?;
     kernel::syncfs(workspace).map_err(|error| ours("sync the workspace")(error.into()))?;
     remove_stage(journal.staged_in_workspace.as_deref(), run_dir, workspace)?;
@@ -1316,8 +1456,8 @@ fn note_touched(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Re
     tree::write_durably(run_dir.as_fd(), TOUCHED, &written(&known, deed)?).map_err(ours(deed))
 }
 
-fn restore_modes(journal: &Journal, workspace: &OwnedFd) -> Result<(), ApplyError> {
-    for PathMode { path, mode } in &journal.modes {
+fn restore_modes(modes: &[PathMode], workspace: &OwnedFd) -> Result<(), ApplyError> {
+    for PathMode { path, mode } in modes {
         let restore = || -> io::Result<()> {
             let Some(stat) = tree::look(workspace.as_fd(), path)? else { return Ok(()) };
             if tree::kind_of(&stat) == FileType::Directory && tree::permissions(&stat) != *mode {
@@ -1391,21 +1531,13 @@ fn undo(operation: &Operation, stage: BorrowedFd<'_>, workspace: BorrowedFd<'_>)
 
 /// Keeps the before-images, says what stays pending, removes the stage and the journal. Idempotent.
 fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result<(), ApplyError> {
-    restore_modes(&only_untouched_modes(journal), workspace)?;
+    if !journal.modes.is_empty() {
+        restore_modes(&untouched_modes(journal), workspace)?;
+        durable::everything(workspace.as_fd()).map_err(ours("sync the workspace"))?;
+    }
     let before = tree::ensure_directory_at(run_dir.as_fd(), OsStr::new("before")).map_err(ours("make `before`"))?;
     let number = journal.number.to_string();
-    let mut manifest = Manifest {
-        version: 1,
-        changes: journal.changes.clone(),
-        slots: journal.slots.clone(),
-        dropped: Vec::new(),
-        attributes: journal
-            .operations
-            .iter()
-            .filter(|operation| matches!(operation, Operation::Attributes { .. }))
-            .cloned()
-            .collect(),
-    };
+    let mut dropped = Vec::new();
     match &journal.staged_in_workspace {
         None => match tree::rename(
             run_dir.as_fd(),
@@ -1430,10 +1562,9 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
                         if copy_tree(stage.as_fd(), kept.as_fd(), &slot, &mut budget).is_err() {
                             // Too large, or no space: the batch stands, and the manifest says what is missing.
                             tree::remove(kept.as_fd(), &slot).map_err(ours("keep a before-image"))?;
-                            manifest.dropped.push(super::path::spell(path));
+                            dropped.push(super::path::spell(path));
                         }
                     }
-                    manifest.slots.retain(|slot| !manifest.dropped.contains(&super::path::spell(&slot.path)));
                 }
                 Err(error) if tree::absent(&error) => {}
                 Err(error) => return Err(ours("open the stage")(error)),
@@ -1441,26 +1572,50 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
         }
     }
     let kept = tree::ensure_directory_at(before.as_fd(), OsStr::new(&number)).map_err(ours("make `before`"))?;
-    if tree::look_at(kept.as_fd(), OsStr::new("manifest.json")).map_err(ours("look for the manifest"))?.is_none() {
+    if tree::look_at(kept.as_fd(), OsStr::new(MANIFEST)).map_err(ours("look for the manifest"))?.is_none() {
+        let mut manifest = manifest_of(journal);
+        manifest.slots.retain(|slot| !dropped.contains(&super::path::spell(&slot.path)));
+        manifest.dropped = dropped;
         let text = written(&manifest, "write the manifest")?;
-        tree::write_durably(kept.as_fd(), "manifest.json", &text).map_err(ours("write the manifest"))?;
+        tree::write_durably(kept.as_fd(), MANIFEST, &text).map_err(ours("write the manifest"))?;
     }
-    write_pending(run_dir, &journal.remaining)?;
+    match (&journal.staged_in_workspace, kernel::renameat(&kept, PENDING, run_dir, PENDING)) {
+        (None, Ok(()) | Err(rustix::io::Errno::NOENT)) => {}
+        (None, Err(error)) => return Err(ours("write the pending paths")(error.into())),
+        (Some(_), _) => write_pending(run_dir, &journal.remaining)?,
+    }
+    if !journal.remaining.is_empty() {
+        layer::take_out(&journal.changes, run_dir).map_err(ours("take what was applied out of the layer"))?;
+    }
     remove_stage(journal.staged_in_workspace.as_deref(), run_dir, workspace)?;
+    let deed = "keep the before-images";
+    let own = run_dir.try_clone().map_err(ours(deed))?;
+    durable::each(&[before, own]).map_err(ours(deed))?;
     tree::remove(run_dir.as_fd(), OsStr::new(COMMITTED)).map_err(ours("remove the journal"))
 }
 
+/// What a batch's manifest says while every before-image is kept.
+fn manifest_of(journal: &Journal) -> Manifest {
+    let in_place = |operation: &&Operation| matches!(operation, Operation::Attributes { .. });
+    Manifest {
+        version: 1,
+        changes: journal.changes.clone(),
+        slots: journal.slots.clone(),
+        dropped: Vec::new(),
+        attributes: journal.operations.iter().filter(in_place).cloned().collect(),
+    }
+}
+
 /// The lent rights of directories whose mode the batch itself did not set.
-fn only_untouched_modes(journal: &Journal) -> Journal {
-    let mut journal = journal.clone();
-    let set: BTreeSet<PathBuf> = journal
+fn untouched_modes(journal: &Journal) -> Vec<PathMode> {
+    let set: BTreeSet<&Path> = journal
         .operations
         .iter()
         .filter(|operation| !matches!(operation, Operation::Rename { .. } | Operation::Retire { .. }))
-        .map(|operation| operation.path().to_path_buf())
+        .map(Operation::path)
         .collect();
-    journal.modes.retain(|mode| !set.iter().any(|path| mode.path.starts_with(path)));
-    journal
+    let untouched = |mode: &&PathMode| !mode.path.ancestors().any(|ancestor| set.contains(ancestor));
+    journal.modes.iter().filter(untouched).cloned().collect()
 }
 
 /// Copies one node with all below it, within a budget of bytes.

@@ -202,8 +202,8 @@ pub(super) struct Scan<'a> {
 
 /// What overlayfs says of a node in its private attributes.
 #[derive(Default)]
-struct Marks {
-    opaque: Option<Vec<u8>>,
+pub(super) struct Marks {
+    pub(super) opaque: Option<Vec<u8>>,
     copied_up: bool,
 }
 
@@ -777,11 +777,11 @@ fn rewound(file: &mut std::fs::File) -> io::Result<&mut std::fs::File> {
     Ok(file)
 }
 
-fn is_device_whiteout(stat: &Stat) -> bool {
+pub(super) fn is_device_whiteout(stat: &Stat) -> bool {
     tree::kind_of(stat) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-fn is_xattr_whiteout(directory: BorrowedFd<'_>, name: &OsStr, stat: &Stat) -> io::Result<bool> {
+pub(super) fn is_xattr_whiteout(directory: BorrowedFd<'_>, name: &OsStr, stat: &Stat) -> io::Result<bool> {
     if tree::kind_of(stat) != FileType::RegularFile || stat.st_size != 0 {
         return Ok(false);
     }
@@ -789,7 +789,7 @@ fn is_xattr_whiteout(directory: BorrowedFd<'_>, name: &OsStr, stat: &Stat) -> io
     Ok(tree::xattr(handle.as_fd(), OsStr::new("user.overlay.whiteout"))?.is_some())
 }
 
-fn marks(handle: BorrowedFd<'_>) -> io::Result<Marks> {
+pub(super) fn marks(handle: BorrowedFd<'_>) -> io::Result<Marks> {
     let names: Vec<OsString> = tree::xattr_names(handle)?;
     let mut marks = Marks::default();
     for name in names {

@@ -8,6 +8,8 @@
 pub mod batch;
 pub mod changes;
 pub mod diff;
+pub mod durable;
+pub mod layer;
 pub mod mirror;
 pub mod path;
 pub mod place;

@@ -4,7 +4,7 @@ use super::{
     batch::{self, ApplyError, IdShift, Recovered},
     changes::{self, ChangeSet, ScanError, Summary},
     diff::{self, DiffReport},
-    mirror,
+    layer, mirror,
     path::{spell, unspell_any},
     tree,
 };
@@ -148,8 +148,8 @@ impl Place {
             return Err(elsewhere());
         }
         let name = match place.view {
-            View::Overlay => "layer/upper",
-            View::Mirror => "mirror",
+            View::Overlay => layer::UPPER,
+            View::Mirror => layer::MIRROR,
         };
         let source = match tree::open_directory(handle.as_fd(), Path::new(name), rustix::fs::OFlags::RDONLY) {
             Ok(source) => Some(Arc::new(source)),

@@ -359,6 +359,18 @@ pub fn set_xattr(handle: BorrowedFd<'_>, name: &OsStr, value: &[u8]) -> io::Resu
     Ok(kernel::setxattr(proc_path(handle), name, value, kernel::XattrFlags::empty())?)
 }
 
+/// Removes one extended attribute through a handle; one that is not set is no error.
+pub fn remove_xattr(handle: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    let call = || match kernel::removexattr(proc_path(handle), name) {
+        Ok(()) | Err(rustix::io::Errno::NODATA) => Ok(()),
+        Err(error) => Err(io::Error::from(error)),
+    };
+    match call() {
+        Err(error) if denied(&error) => with_rights(handle, 0o200, call),
+        other => other,
+    }
+}
+
 /// A link's target.
 pub fn link_target(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<PathBuf> {
     let target = kernel::readlinkat(directory, name, Vec::new())?;
@@ -608,6 +620,14 @@ pub fn remove(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
+/// Removes a directory if nothing is in it; one with something, and nothing at all, is no error.
+pub fn remove_empty(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+    match unlink(directory, name, AtFlags::REMOVEDIR) {
+        Err(error) if absent(&error) || matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => Ok(()),
+        other => other,
+    }
+}
+
 fn unlink(directory: BorrowedFd<'_>, name: &OsStr, flags: AtFlags) -> io::Result<()> {
     let call = || Ok(kernel::unlinkat(directory, name, flags)?);
     match call() {
@@ -645,14 +665,19 @@ fn write_beside(
     before_rename: impl FnOnce(&File) -> io::Result<()>,
 ) -> io::Result<()> {
     let temporary = format!("{name}.new");
-    match kernel::unlinkat(directory, &temporary, AtFlags::empty()) {
+    before_rename(&write_anew(directory, &temporary, content)?)?;
+    Ok(kernel::renameat(directory, &temporary, directory, name)?)
+}
+
+/// Writes a file of ours in the place of any that is there, neither whole nor synced; gives it, to be synced.
+pub fn write_anew(directory: BorrowedFd<'_>, name: &str, content: &[u8]) -> io::Result<File> {
+    match kernel::unlinkat(directory, name, AtFlags::empty()) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let mut file = create_file_at(directory, OsStr::new(&temporary))?;
+    let mut file = create_file_at(directory, OsStr::new(name))?;
     file.write_all(content)?;
-    before_rename(&file)?;
-    Ok(kernel::renameat(directory, &temporary, directory, name)?)
+    Ok(file)
 }
 
 /// Reads a file of ours whole; none where it is not there.
