@@ -4,6 +4,7 @@ use crate::{
     chain::Chain,
     doors::workspace::{self, Commit, CommitReport, Word},
     effect::{RoomId, Subject},
+    ledger::record::ChangesState,
     room::{
         batch::Recovered,
         path::{printable, unspell, BadPath},
@@ -111,6 +112,12 @@ pub async fn apply(
         select: (!args.paths.is_empty()).then_some(select),
     };
     let report = workspace::commit(chain, commit, set).await;
+    if report.state == ChangesState::Applied {
+        if let Err(error) = place.remove_layer() {
+            // The changes are applied; what is left over only takes space.
+            tracing::warn!(run = args.run, %error, "cannot remove the run's layer");
+        }
+    }
     if args.json {
         serde_json::to_writer(&mut *out, &report).map_err(|error| said(error.into()))?;
         writeln!(out).map_err(said)?;

@@ -1,18 +1,20 @@
 //! Where a run stands, also when its supervisor can no longer say so.
 //!
-//! A supervisor that is killed leaves its run's record as it was. Whoever looks next finds that out, from the process
-//! id, its start time and the control socket together, shows the run as interrupted, and writes it down.
+//! A supervisor that is killed leaves its run's record as it was. Whoever looks next finds that out and lets
+//! [`crate::service::recovery`] close the run.
 
 use super::output::Failure;
 use crate::{
-    doors::control::{self, ClientError},
     effect::RunId,
     ledger::{
-        record::{Outcome, OutcomeType, RunRecord, RunState},
+        record::{OutcomeType, RunRecord, RunState},
         Ledger,
     },
+    service::recovery::{self, What},
 };
-use std::{fs, future::Future, io, path::Path};
+use std::{future::Future, path::Path};
+
+pub use recovery::process_started;
 
 /// Runs something asynchronous to its end.
 ///
@@ -24,69 +26,23 @@ pub fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
     Ok(runtime.block_on(work))
 }
 
-/// The start time of a process, in clock ticks after boot (field 22 of /proc/PID/stat, proc_pid_stat(5)); none where
-/// there is no such process or it is a zombie.
-pub fn process_started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name stands in parentheses and may hold anything, parentheses too.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
-/// Whether the run's supervisor is there. In doubt it is: a socket that cannot be asked for another reason than that
-/// nobody listens says nothing.
-pub fn supervised(record: &RunRecord, run_dir: &Path) -> bool {
-    if process_started(record.supervisor_pid) == Some(record.supervisor_started) {
-        return true;
-    }
-    match block_on(control::ask(run_dir, "/v1/run", None)) {
-        Ok(Err(ClientError::Unreachable(cause))) => {
-            !matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
-        }
-        Ok(_) | Err(_) => true,
-    }
-}
-
-/// The run as it really stands: a live one without a supervisor is interrupted, and the ledger is told.
+/// The run as it really stands: a live one without a supervisor is recovered, and the ledger is told.
 ///
 /// # Errors
 /// Only those of reading the ledger. Where it cannot be written (another user's), the run is shown as interrupted
 /// all the same.
 pub fn settle(ledger: &Ledger, record: RunRecord) -> Result<RunRecord, Failure> {
-    if record.state == RunState::Ended || supervised(&record, &ledger.run_dir(&record.id)) {
+    if record.state == RunState::Ended || recovery::supervised(&record, &ledger.run_dir(&record.id)) {
         return Ok(record);
     }
-    // It may have ended properly between our reading and our looking.
+    if let Err(cause) = recovery::recover_run(ledger, &record) {
+        tracing::warn!(run = %record.id, %cause, "cannot write down that the run is interrupted");
+    }
     let record = ledger.run(&record.id.0)?;
     if record.state == RunState::Ended {
         return Ok(record);
     }
-    let record = interrupted(record, ledger.clock().now().to_string());
-    if let Err(cause) = Ledger::open(ledger.state()).and_then(|ledger| write_down(&ledger, &record)) {
-        tracing::warn!(run = %record.id, %cause, "cannot write down that the run is interrupted");
-    }
-    Ok(record)
-}
-
-fn write_down(ledger: &Ledger, record: &RunRecord) -> crate::ledger::Result<()> {
-    ledger.update_run(record)?;
-    ledger.seal_run(&record.id)?;
-    Ok(())
-}
-
-fn interrupted(record: RunRecord, now: String) -> RunRecord {
-    let outcome = Outcome {
-        kind: OutcomeType::Interrupted,
-        code: None,
-        signal: None,
-        limit: None,
-        used: None,
-        detail: Some(format!("its supervisor, process {}, is gone", record.supervisor_pid)),
-    };
-    RunRecord { state: RunState::Ended, outcome: Some(outcome), ended_at: Some(now), ..record }
+    Ok(recovery::interrupted(record, ledger.clock().now().to_string(), &What::NoBatch))
 }
 
 /// Opens the ledger for reading; none where there is none yet.

@@ -105,7 +105,8 @@ pub struct CommitReport {
 pub async fn commit(chain: &Chain, commit: Commit, set: ChangeSet) -> CommitReport {
     let ChangeSet { changes, skipped } = set;
     let (chosen, left): (Vec<Change>, Vec<Change>) = select(changes, commit.select.as_deref());
-    let effects: Vec<Effect> = chosen.iter().map(|change| effect_of(change, &commit)).collect();
+    let effects: Vec<Effect> =
+        chosen.iter().map(|change| effect_of(change, &commit.subject, commit.room.as_ref(), commit.since_ns)).collect();
     let world = BatchWorld::new(&effects, &chosen, commit.word);
 
     let ask = |index: usize| {
@@ -241,10 +242,10 @@ fn becomes_directory(change: &Change) -> bool {
         && change.after.as_ref().is_some_and(|after| after.kind == NodeType::Directory)
 }
 
-/// What a change asks of the world.
-fn effect_of(change: &Change, commit: &Commit) -> Effect {
+/// What a change asks of the world, of a run that started at this time.
+pub(crate) fn effect_of(change: &Change, subject: &Subject, room: Option<&RoomId>, since_ns: i64) -> Effect {
     let path = spell(&change.path);
-    let unchanged = Some(fs::Expect::Unchanged { since_ns: commit.since_ns });
+    let unchanged = Some(fs::Expect::Unchanged { since_ns });
     let mode = change.after.as_ref().map_or(0, |after| after.mode);
     let (kind, resource, request) = match &change.kind {
         ChangeKind::Deleted => (Kind::FsDelete, path.clone(), fs::Request::Delete { path, expect: unchanged }),
@@ -274,14 +275,15 @@ fn effect_of(change: &Change, commit: &Commit) -> Effect {
     Effect {
         kind,
         resource: Resource::Workspace { path: resource },
-        subject: commit.subject.clone(),
-        room: commit.room.clone(),
+        subject: subject.clone(),
+        room: room.cloned(),
         door: Door::Workspace,
         request: effect::Request::Fs(request),
     }
 }
 
-fn done(change: &Change) -> Answer {
+/// What the world says of a change that is in the workspace.
+pub(crate) fn done(change: &Change) -> Answer {
     let bytes = match (&change.kind, &change.after) {
         (ChangeKind::Created | ChangeKind::Modified, Some(after)) if after.kind == NodeType::File => after.size,
         _ => 0,

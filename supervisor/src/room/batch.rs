@@ -327,7 +327,7 @@ pub fn apply(batch: &Batch<'_>, changes: &[Change], remaining: &[PathBuf]) -> Re
     if changes.is_empty() {
         return Ok(Applied::default());
     }
-    let _lock = lock(batch.workspace)?;
+    let _lock = lock(batch.workspace, LOCK_WAIT)?;
     let conflicts = conflicts(batch, changes)?;
     if !conflicts.is_empty() {
         return Err(ApplyError::Conflict { conflicts });
@@ -369,13 +369,21 @@ impl From<ApplyError> for Ended {
 /// # Errors
 /// [`ApplyError::RollBack`] where something is in the way of a before-image; the journal stays.
 pub fn recover(run_dir: &OwnedFd, workspace: &OwnedFd) -> Result<Recovered, ApplyError> {
+    recover_within(run_dir, workspace, LOCK_WAIT)
+}
+
+/// As [`recover`], waiting at most so long for another batch in the same workspace.
+///
+/// # Errors
+/// As [`recover`], and [`ApplyError::Busy`] when the other batch took longer.
+pub fn recover_within(run_dir: &OwnedFd, workspace: &OwnedFd, wait: Duration) -> Result<Recovered, ApplyError> {
     if let Some(journal) = read_journal(run_dir, COMMITTED)? {
-        let _lock = lock(workspace)?;
+        let _lock = lock(workspace, wait)?;
         clean_up(&journal, run_dir, workspace)?;
         return Ok(Recovered::RolledForward);
     }
     if let Some(journal) = read_journal(run_dir, JOURNAL)? {
-        let _lock = lock(workspace)?;
+        let _lock = lock(workspace, wait)?;
         roll_back(&journal, run_dir, workspace)?;
         return Ok(Recovered::RolledBack);
     }
@@ -429,10 +437,17 @@ pub fn keep_pending(run_dir: &OwnedFd, mut set: ChangeSet) -> Result<ChangeSet, 
 /// # Errors
 /// [`ApplyError::Ours`].
 pub fn discard(run_dir: &OwnedFd) -> Result<(), ApplyError> {
-    for name in ["layer", "stage", "mirror"] {
-        tree::remove(run_dir.as_fd(), OsStr::new(name)).map_err(ours("remove the run's layer"))?;
-    }
+    remove_layer(run_dir)?;
     write_pending(run_dir, &[])
+}
+
+/// Removes a run's layer and stage or mirror, when all that it changed was applied. Before-images stay.
+///
+/// # Errors
+/// [`ApplyError::Ours`].
+pub fn remove_layer(run_dir: &OwnedFd) -> Result<(), ApplyError> {
+    let remove = |name| tree::remove(run_dir.as_fd(), OsStr::new(name)).map_err(ours("remove the run's layer"));
+    ["layer", "stage", layer::MIRROR].into_iter().try_for_each(remove)
 }
 
 /// The manifests of the batches that a run applied, oldest first, with their directories' names.
@@ -494,10 +509,10 @@ fn read_journal(run_dir: &OwnedFd, name: &str) -> Result<Option<Journal>, ApplyE
 }
 
 /// Takes the workspace for one batch: flock(2) on its root, released when the handle closes.
-fn lock(workspace: &OwnedFd) -> Result<OwnedFd, ApplyError> {
+fn lock(workspace: &OwnedFd, wait: Duration) -> Result<OwnedFd, ApplyError> {
     let handle = tree::open_directory(workspace.as_fd(), Path::new(""), kernel::OFlags::RDONLY)
         .map_err(ours("open the workspace"))?;
-    let until = Instant::now() + LOCK_WAIT;
+    let until = Instant::now() + wait;
     loop {
         match kernel::flock(&handle, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(handle),

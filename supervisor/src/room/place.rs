@@ -8,13 +8,14 @@ use super::{
     path::{spell, unspell_any},
     tree,
 };
-use crate::effect::RunId;
+use crate::{effect::RunId, ledger::record::ChangesState};
 use serde::{Deserialize, Serialize};
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 const FILE: &str = "room.json";
@@ -123,6 +124,12 @@ impl Place {
         Ok(place)
     }
 
+    /// Whether a run's directory says where its changes are: a run that could write its workspace has done so before
+    /// its program started.
+    pub fn is_in(run_dir: &Path) -> bool {
+        run_dir.join(FILE).symlink_metadata().is_ok()
+    }
+
     /// Opens what `create` wrote down in a run's directory.
     ///
     /// # Errors
@@ -218,6 +225,49 @@ impl OpenPlace {
     /// [`PlaceError::Batch`].
     pub fn recover(&self) -> Result<Recovered, PlaceError> {
         Ok(batch::recover(&self.run_dir, &self.workspace)?)
+    }
+
+    /// As [`OpenPlace::recover`], waiting at most so long for another batch in the same workspace.
+    ///
+    /// # Errors
+    /// [`PlaceError::Batch`], with [`ApplyError::Busy`] when the other batch took longer.
+    pub fn recover_within(&self, wait: Duration) -> Result<Recovered, PlaceError> {
+        Ok(batch::recover_within(&self.run_dir, &self.workspace, wait)?)
+    }
+
+    /// Where the changes of a run stand whose program is over, without reading them all.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn standing(&self) -> Result<ChangesState, PlaceError> {
+        Ok(match batch::pending(&self.run_dir)? {
+            Some(pending) if !pending.is_empty() => ChangesState::Partial,
+            Some(_) if batch::manifests(&self.run_dir)?.is_empty() => ChangesState::Discarded,
+            Some(_) => ChangesState::Applied,
+            None if self.is_untouched()? => ChangesState::None,
+            None => ChangesState::Pending,
+        })
+    }
+
+    /// Whether the run left no trace. A layer is not read for it: what is in it may have to be compared byte by byte,
+    /// and a mere trace is as well kept for `tollgate diff`.
+    fn is_untouched(&self) -> Result<bool, PlaceError> {
+        let Some(source) = &self.source else { return Ok(true) };
+        match self.place.view {
+            View::Overlay => {
+                let names = tree::names(source.as_fd()).map_err(ours("list", Path::new(layer::UPPER)))?;
+                Ok(names.is_empty())
+            }
+            View::Mirror => Ok(self.changes()?.changes.is_empty()),
+        }
+    }
+
+    /// Removes the run's layer, when all that it changed was applied.
+    ///
+    /// # Errors
+    /// [`PlaceError::Batch`].
+    pub fn remove_layer(&self) -> Result<(), PlaceError> {
+        Ok(batch::remove_layer(&self.run_dir)?)
     }
 
     /// Throws away what is pending.

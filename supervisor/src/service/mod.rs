@@ -6,4 +6,5 @@ pub mod caller;
 pub mod denials;
 pub mod files;
 pub mod insight;
+pub mod recovery;
 pub mod run;
