@@ -62,7 +62,7 @@ pub fn workspace_path(path: &Path) -> Result<String, BadPath> {
 ///
 /// For any other text.
 pub fn from_workspace_path(written: &str) -> Result<PathBuf, BadPath> {
-    let bytes = unescape(written).ok_or_else(|| BadPath::Escape(written.to_owned()))?;
+    let bytes = unescape(written)?;
     let path = PathBuf::from(OsString::from_vec(bytes));
     if workspace_path(&path)? != written {
         // Either a byte was escaped that need not be, or the path is not the shortest.
@@ -90,7 +90,13 @@ pub fn escape(bytes: &[u8]) -> String {
     text
 }
 
-fn unescape(text: &str) -> Option<Vec<u8>> {
+/// The inverse of [`escape`]. It reads more than that writes: a byte may be escaped that need not be.
+///
+/// # Errors
+///
+/// [`BadPath::Escape`] for a backslash that begins neither `\\` nor `\x` and two hexadecimal digits.
+pub fn unescape(text: &str) -> Result<Vec<u8>, BadPath> {
+    let bad = || BadPath::Escape(text.to_owned());
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -101,18 +107,18 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
             }
             (b'\\', [b'x', high, low, after @ ..]) => {
                 let mut byte = [0];
-                hex::decode_to_slice([*high, *low], &mut byte).ok()?;
+                hex::decode_to_slice([*high, *low], &mut byte).map_err(|_not_digits| bad())?;
                 bytes.push(byte[0]);
                 after
             }
-            (b'\\', _) => return None,
+            (b'\\', _) => return Err(bad()),
             (other, after) => {
                 bytes.push(*other);
                 after
             }
         };
     }
-    Some(bytes)
+    Ok(bytes)
 }
 
 #[cfg(test)]
