@@ -11,7 +11,7 @@ mod exec;
 mod ids;
 mod init;
 mod observe;
-mod rename;
+pub mod rename;
 mod resolve;
 mod sources;
 mod step;

@@ -71,21 +71,40 @@ pub fn perform(plan: &Plan, request: &Request) -> Reply {
 fn piece_by_piece(request: &Request) -> Result<(), Errno> {
     let (from_parent, from_name) = parent_of(&request.from)?;
     let (to_parent, to_name) = parent_of(&request.to)?;
-    let device = |directory: &OwnedFd| fstatat(directory, "", AtFlags::AT_EMPTY_PATH).map(|stat| stat.st_dev);
-    if device(&from_parent)? != device(&to_parent)? {
-        return Err(Errno::EXDEV);
-    }
     if request.to.starts_with(&request.from) {
         return Err(Errno::EINVAL);
     }
-    match fstatat(&to_parent, to_name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+    move_piece_by_piece(&from_parent, &from_name, &to_parent, &to_name, request.flags)
+}
+
+/// Moves a directory that an overlay refuses to rename: makes it anew and renames what it holds into it.
+///
+/// For an EXDEV that renameat2(2) gave between these same places: the caller has excluded a move into itself, as the
+/// kernel does before it says EXDEV. It happens as the calling thread's user. The flags are `RENAME_NOREPLACE` or
+/// nothing; without, an empty directory at the new place is replaced.
+///
+/// # Errors
+/// EXDEV where the two parents lie on different file systems or directories are nested too deep, ENOTDIR where it is
+/// no directory, else what the calls give; what was moved is then moved back.
+pub fn move_piece_by_piece(
+    from_parent: &OwnedFd,
+    from_name: &CString,
+    to_parent: &OwnedFd,
+    to_name: &CString,
+    flags: RenameFlags,
+) -> Result<(), Errno> {
+    let device = |directory: &OwnedFd| fstatat(directory, "", AtFlags::AT_EMPTY_PATH).map(|stat| stat.st_dev);
+    if device(from_parent)? != device(to_parent)? {
+        return Err(Errno::EXDEV);
+    }
+    match fstatat(to_parent, to_name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
         Err(Errno::ENOENT) => {}
         Err(errno) => return Err(errno),
-        Ok(_) if request.flags.contains(RenameFlags::RENAME_NOREPLACE) => return Err(Errno::EEXIST),
+        Ok(_) if flags.contains(RenameFlags::RENAME_NOREPLACE) => return Err(Errno::EEXIST),
         // An empty directory may be replaced (rename(2)); for anything else this is the right error.
-        Ok(_) => unlinkat(&to_parent, to_name.as_c_str(), UnlinkatFlags::RemoveDir)?,
+        Ok(_) => unlinkat(to_parent, to_name.as_c_str(), UnlinkatFlags::RemoveDir)?,
     }
-    move_directory(&from_parent, &from_name, &to_parent, &to_name, 0)
+    move_directory(from_parent, from_name, to_parent, to_name, 0)
 }
 
 fn move_directory(

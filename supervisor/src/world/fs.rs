@@ -23,7 +23,7 @@ use std::{
     io::{self, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileExt,
+        unix::{ffi::OsStrExt, fs::FileExt},
     },
     path::{Path, PathBuf},
     sync::{
@@ -31,6 +31,8 @@ use std::{
         Arc, Mutex, PoisonError,
     },
 };
+
+use tollgate_shim::jail::rename::move_piece_by_piece;
 
 /// The most bytes that one `fs/read` answers with.
 pub const MAX_READ_BYTES: u64 = 16 << 20;
@@ -314,7 +316,7 @@ impl Inner {
                     truncated = true;
                     break;
                 }
-                names.push(OsString::from(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name)));
+                names.push(OsString::from(OsStr::from_bytes(name)));
             }
             names.sort_unstable();
             let mut entries = Vec::with_capacity(names.len());
@@ -458,18 +460,33 @@ impl Inner {
             let (path, to) = (parsed(text)?, parsed(to_text)?);
             let (parent, name) = self.parent(&path)?;
             let (to_parent, to_name) = self.parent(&to)?;
-            kernel::renameat_with(&parent, name, &to_parent, to_name, RenameFlags::NOREPLACE)?;
+            match kernel::renameat_with(&parent, name, &to_parent, to_name, RenameFlags::NOREPLACE) {
+                Err(Errno::XDEV) => move_directory(&parent, name, &to_parent, to_name)?,
+                other => other?,
+            }
             Ok(Answer::done(json!({ "path": text, "to": to_text }), 0))
         };
         work().unwrap_or_else(|error| {
             let hint = match error.raw_os_error() {
-                Some(libc::EXDEV) => "a directory of the workspace cannot be moved within the run's view: write its files anew and delete it",
+                Some(libc::EXDEV) => "this cannot be moved within the run's view: write it anew and delete the old one",
                 Some(libc::EEXIST) => "delete what is at the new path first",
                 _ => HINT,
             };
             failure(kind, text, &error, hint)
         })
     }
+}
+
+/// Moves a directory that was there before the run: an overlay answers its rename with EXDEV (overlayfs.rst, "Renaming
+/// directories"), so it is done piece by piece, as for the run's program.
+fn move_directory(parent: &OwnedFd, name: &OsStr, to_parent: &OwnedFd, to_name: &OsStr) -> io::Result<()> {
+    let stat = kernel::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    if tree::kind_of(&stat) != FileType::Directory {
+        return Err(Errno::XDEV.into());
+    }
+    let text = |name: &OsStr| std::ffi::CString::new(name.as_bytes()).map_err(io::Error::from);
+    let flags = nix::fcntl::RenameFlags::RENAME_NOREPLACE;
+    move_piece_by_piece(parent, &text(name)?, to_parent, &text(to_name)?, flags).map_err(io::Error::from)
 }
 
 fn parsed(text: &str) -> io::Result<PathBuf> {
@@ -686,6 +703,27 @@ mod tests {
         assert!(place.write("n", "1", Some(fs::Expect::Absent)).is_success());
         assert!(!place.write("n", "2", Some(fs::Expect::Absent)).is_success());
         assert_eq!(std::fs::read(place.folder.path().join("n")).unwrap(), b"1");
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_renamed_is_moved_piece_by_piece_or_not_at_all() {
+        let place = place();
+        let root = place.folder.path();
+        std::fs::create_dir_all(root.join("d/e")).unwrap();
+        std::fs::write(root.join("d/e/f"), "f").unwrap();
+        symlink(place.outside.path(), root.join("d/l")).unwrap();
+        std::fs::write(root.join("taken"), "t").unwrap();
+        std::fs::write(root.join("file"), "f").unwrap();
+        let handle = tree::open_root(root).unwrap();
+        let moved = |from: &str, to: &str| move_directory(&handle, OsStr::new(from), &handle, OsStr::new(to));
+        assert_eq!(moved("d", "taken").unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        assert_eq!(moved("file", "new").unwrap_err().raw_os_error(), Some(libc::EXDEV));
+        assert!(root.join("d/e/f").exists() && root.join("file").exists());
+        moved("d", "new").unwrap();
+        assert_eq!(std::fs::read(root.join("new/e/f")).unwrap(), b"f");
+        assert!(std::fs::symlink_metadata(root.join("new/l")).unwrap().is_symlink());
+        assert!(!root.join("d").exists());
+        assert!(place.outside.path().join("s").exists());
     }
 
     #[test]
