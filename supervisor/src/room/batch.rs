@@ -1897,6 +1897,74 @@ mod tests {
     }
 
     #[test]
+    fn what_is_made_below_a_set_group_id_directory_gets_its_group_at_every_depth() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: only the superuser has a second group to give for certain");
+            return;
+        }
+        const GROUP: u32 = 54_321;
+        let fixture = Fixture::new();
+        let shared = fixture.workspace_path().join("shared");
+        std::fs::create_dir(&shared).unwrap();
+        std::os::unix::fs::chown(&shared, None, Some(GROUP)).unwrap();
+        std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o2775)).unwrap();
+        let fixture = fixture.started();
+        let upper = fixture.upper_path();
+        for (path, mode) in [("shared", 0o2775), ("shared/new", 0o2755), ("shared/plain", 0o755), ("other", 0o755)] {
+            std::fs::create_dir(upper.join(path)).unwrap();
+            std::fs::write(upper.join(path).join("f"), "f").unwrap();
+            std::fs::set_permissions(upper.join(path), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        apply(&fixture.batch(), &changes_of(&fixture), &[]).unwrap();
+        let own = std::fs::metadata(fixture.workspace_path()).unwrap().gid();
+        for (path, group) in [
+            ("shared/f", GROUP),
+            ("shared/new", GROUP),
+            ("shared/new/f", GROUP),
+            ("shared/plain", GROUP),
+            // The program took the bit away from this one.
+            ("shared/plain/f", own),
+            ("other/f", own),
+        ] {
+            assert_eq!(std::fs::metadata(fixture.workspace_path().join(path)).unwrap().gid(), group, "{path}");
+        }
+        let mode = std::fs::metadata(fixture.workspace_path().join("shared/new")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o2755);
+    }
+
+    #[test]
+    fn a_batch_of_nothing_writes_nothing() {
+        let fixture = Fixture::new().started();
+        assert_eq!(apply(&fixture.batch(), &[], &[PathBuf::from("x")]).unwrap(), Applied::default());
+        assert_eq!(std::fs::read_dir(fixture.run_path()).unwrap().count(), 1, "the layer alone");
+    }
+
+    /// How long batches take on a real disk; run by hand: `cargo test --release -- --ignored --nocapture batches_take`.
+    #[test]
+    #[ignore = "a measurement; its numbers are for a quiet machine"]
+    fn batches_take_milliseconds_for_few_files_and_seconds_for_many() {
+        for count in [0_usize, 1, 2, 10, 100, 200, 1_000, 20_000] {
+            let mut times: Vec<Duration> = (0..if count > 1_000 { 3 } else { 9 })
+                .map(|_| {
+                    let fixture =
+                        Fixture::on(tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../target")).unwrap())
+                            .started();
+                    for file in 0..count {
+                        let directory = fixture.upper_path().join((file / 1_000).to_string());
+                        std::fs::create_dir_all(&directory).unwrap();
+                        std::fs::write(directory.join(file.to_string()), "small").unwrap();
+                    }
+                    let started = Instant::now();
+                    apply(&fixture.batch(), &changes_of(&fixture), &[]).unwrap();
+                    started.elapsed()
+                })
+                .collect();
+            times.sort();
+            eprintln!("{count} files: least {:?}, median {:?}", times[0], times[times.len() / 2]);
+        }
+    }
+
+    #[test]
     fn names_of_one_inode_stay_names_of_one_inode() {
         let fixture = Fixture::new().started();
         std::fs::write(fixture.upper_path().join("a"), "a").unwrap();

@@ -213,7 +213,9 @@ impl<'a> Scan<'a> {
     }
 
     fn run(&mut self) -> Result<(), ScanError> {
-        let mut tasks = vec![Task { path: PathBuf::new(), opaque: false, lower: true, setgid: false }];
+        let root = rustix::fs::fstat(self.lower).map_err(|error| at(Path::new(""))(error.into()))?;
+        let setgid = tree::permissions(&root) & 0o2000 != 0;
+        let mut tasks = vec![Task { path: PathBuf::new(), opaque: false, lower: true, setgid }];
         while let Some(task) = tasks.pop() {
             self.directory(&task, &mut tasks)?;
         }

@@ -6,7 +6,7 @@
 use super::{
     batch::Manifest,
     changes::{Change, ChangeKind, ChangeSet, NodeType, Skipped, Summary},
-    path::{escape_controls, printable, spell},
+    path::{escape_controls, printable, spell, unspell},
     tree,
 };
 use rustix::fs::OFlags;
@@ -131,7 +131,12 @@ fn open_image(images: BorrowedFd<'_>, manifest: &Manifest, path: &Path) -> io::R
             return tree::open_file(images, &at);
         }
     }
-    Err(io::ErrorKind::NotFound.into())
+    let dropped = |text: &String| unspell(text).is_ok_and(|dropped| path.starts_with(dropped));
+    Err(io::Error::other(if manifest.dropped.iter().any(dropped) {
+        "the old content was too large to keep, or there was no space for it"
+    } else {
+        "the old content is not kept"
+    }))
 }
 
 fn body(
@@ -456,6 +461,21 @@ mod tests {
         let mut out = Vec::new();
         report.write_text(&mut out).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_before_image_that_was_dropped_is_said_to_be() {
+        let fixture = Fixture::new();
+        std::fs::write(fixture.workspace_path().join("a"), "old\n").unwrap();
+        let fixture = fixture.started();
+        std::fs::write(fixture.upper_path().join("a"), "new text\n").unwrap();
+        let set = super::super::changes::scan(&fixture.upper, &fixture.workspace).unwrap();
+        batch::apply(&fixture.batch(), &set.changes, &[]).unwrap();
+        let (directory, mut manifest) = batch::manifests(&fixture.run_dir).unwrap().remove(0);
+        manifest.slots.clear();
+        manifest.dropped = vec!["a".to_owned()];
+        let shown = applied(&fixture.run_dir, &directory, &manifest, &fixture.workspace);
+        assert!(matches!(&shown[0].body, Body::Gone(reason) if reason.contains("too large to keep")), "{shown:?}");
     }
 
     #[test]

@@ -32,7 +32,11 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn new() -> Fixture {
         // In memory where it can be: a batch syncs its file system, which on a busy disk takes most of a test's time.
-        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        Fixture::on(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap())
+    }
+
+    /// On the file system of this folder.
+    pub(crate) fn on(folder: tempfile::TempDir) -> Fixture {
         for name in ["workspace", "run/layer/upper"] {
             std::fs::create_dir_all(folder.path().join(name)).unwrap();
         }
