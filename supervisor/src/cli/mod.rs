@@ -2,16 +2,19 @@
 
 pub mod apply;
 pub mod changes;
+pub mod completions;
 pub mod diff;
 pub mod discard;
 pub mod doctor;
 pub mod inspect;
 pub mod kill;
 pub mod logs;
+pub mod man;
 pub mod output;
 pub mod policy;
 pub mod ps;
 pub mod receipts;
+pub mod reference;
 pub mod run;
 pub mod standing;
 
@@ -32,31 +35,23 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The subcommands.
+/// The subcommands. A comment on a variant would replace the help that its arguments have, so there is none.
+#[allow(missing_docs)]
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Run a program in a jail
     Run(Box<run::Args>),
-    /// List runs
     Ps(ps::Args),
-    /// Show one run
     Inspect(inspect::Args),
-    /// Print what a run printed
     Logs(logs::Args),
-    /// End a run
     Kill(kill::Args),
-    /// List receipts
     Receipts(receipts::Args),
-    /// Show what a run changed in its workspace
     Diff(diff::Diff),
-    /// Apply changes of a run that are pending
     Apply(apply::Apply),
-    /// Throw away changes of a run that are pending
     Discard(discard::Discard),
-    /// Say what this machine can give a run, by trying
     Doctor(doctor::DoctorArgs),
-    /// List, show and check policies
     Policy(policy::PolicyArgs),
+    Completions(completions::Args),
+    Man(man::Args),
 }
 
 /// Runs the command line and gives its exit status.
@@ -79,13 +74,21 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     if let Command::Doctor(args) = command {
         return Ok(doctor::run(&args));
     }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    // These need no state directory, and so no home.
+    match &command {
+        Command::Completions(args) => return completions::run(args, &mut out),
+        Command::Man(args) => return man::run(args, &mut out),
+        _ => {}
+    }
     let state = match state {
         Some(path) => path,
         None => crate::ledger::state_dir().map_err(|error| Failure::new(error.to_string(), ""))?,
     };
-    let mut out = io::BufWriter::new(io::stdout().lock());
     let status = match command {
-        Command::Run(_) | Command::Doctor(_) => unreachable!("handled above"),
+        Command::Run(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_) => {
+            unreachable!("handled above")
+        }
         Command::Ps(args) => ps::run(&args, &state, &mut out),
         Command::Inspect(args) => inspect::run(&args, &state, &mut out),
         Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
