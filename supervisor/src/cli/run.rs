@@ -12,7 +12,7 @@ use crate::{
         Launcher, Policy,
     },
     service::{
-        caller,
+        caller, recovery,
         run::{self, Apply, Copy, RunReport, RunRequest, Streams},
     },
 };
@@ -132,6 +132,12 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
         None => ledger::state_dir().map_err(|error| refused(error.to_string(), ""))?,
     };
     let ledger = Ledger::open(&state).map_err(|error| refused(error.to_string(), ""))?;
+    // First: a batch that a crash left half done must not be the ground that this run stands on.
+    for recovered in recovery::recover(&ledger) {
+        if !quiet {
+            eprintln!("tollgate: {}", escape(&recovered.to_string()));
+        }
+    }
     let report = run::run(&ledger, request, streams).map_err(|error| refused(error.to_string(), ""))?;
     if !quiet {
         // With standard error closed there is nobody to tell.
