@@ -177,7 +177,9 @@ impl Observer {
     fn judge_missing(&self, look: &Look, path: &Path) -> Option<(PathBuf, i32)> {
         let Reached::Missing { path: real, above } = resolve::walk(path, look.last) else { return None };
         if self.private.contains(&above.st_dev) {
-            return Some((real, libc::ENOENT));
+            // In a writable directory of the jail's own it succeeded, and what it made may be gone again already.
+            let own = look.changes() && real.parent().is_some_and(is_writable);
+            return (!own).then_some((real, libc::ENOENT));
         }
         // Nothing there to read or delete: the same without a jail. To make something there is another matter.
         let parent = real.parent()?;
@@ -273,6 +275,10 @@ fn outside(near: bool, ip: std::net::IpAddr, port: u16) -> Option<OsString> {
         (false, 0) => None,
         (false, port) => Some(std::net::SocketAddr::new(ip, port).to_string().into()),
     }
+}
+
+fn is_writable(directory: &Path) -> bool {
+    resolve::look(directory, Last::Followed).is_ok_and(|found| !found.read_only)
 }
 
 fn real(path: &Path, last: Last) -> PathBuf {
