@@ -267,7 +267,9 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
         return Ok(());
     }
     for degraded in &record.degraded {
-        writeln!(talk, "  degraded: {}", escape(degraded))?;
+        // The bracket says why, at length; whoever wants to know asks.
+        let short = degraded.split_once(" (").map_or(degraded.as_str(), |(short, _)| short);
+        writeln!(talk, "  degraded: {} (`tollgate inspect {}` says why)", escape(short), record.id)?;
     }
     for refusal in report.refusals.iter().take(EXPLAINED) {
         writeln!(

@@ -227,7 +227,7 @@ pub fn summary(outcome: &Outcome) -> String {
         }
         OutcomeType::WriteExceeded => over("write", &bytes(limit), &bytes(used), "--write-bytes"),
         OutcomeType::OutputExceeded => {
-            over("output", &bytes(limit), &bytes(used), "`output_bytes` under `[limits]` in the policy")
+            over("output", &bytes(limit), &bytes(used), "`--output-bytes`")
         }
         OutcomeType::CouldNotStart => format!("could not start: {detail}"),
         OutcomeType::CouldNotApply => format!("its changes could not be applied: {detail}"),
@@ -327,7 +327,7 @@ mod tests {
             }
             OutcomeType::OutputExceeded => (
                 154,
-                "output limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `output_bytes` under `[limits]` in the policy",
+                "output limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `--output-bytes`",
             ),
             OutcomeType::Killed => (143, "killed with SIGTERM"),
             OutcomeType::CouldNotStart => (125, "could not start: why"),
