@@ -168,7 +168,22 @@ pub enum Mount {
     /// A symbolic link of the private root.
     Symlink { target: Bytes, to: Bytes },
     /// An empty, unreadable stand-in over something that exists.
-    Mask { target: Bytes },
+    Mask {
+        /// Where.
+        target: Bytes,
+        /// What is there.
+        over: Masked,
+    },
+}
+
+/// What a mask lies over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Masked {
+    /// A directory.
+    Directory,
+    /// Anything else.
+    File,
 }
 
 /// Whether a view can be written.

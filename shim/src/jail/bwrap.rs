@@ -8,7 +8,7 @@ use super::{
     step::{step, At, Failure},
     view, Standard,
 };
-use crate::protocol::{Access, Bytes, Mount, Plan, StepFailed};
+use crate::protocol::{Access, Bytes, Masked, Mount, Plan, StepFailed};
 use std::{
     convert::Infallible,
     ffi::{CString, OsString},
@@ -85,7 +85,13 @@ fn arguments(plan: &Plan, program: &Bytes, staged: &[Option<PathBuf>]) -> Result
                 push(&[&"--perms", &format!("{mode:o}"), &"--file", &descriptor.to_string(), &target.to_path()]);
             }
             (Mount::Symlink { target, to }, _) => push(&[&"--symlink", &to.to_path(), &target.to_path()]),
-            (Mount::Mask { target }, _) => push(&[&"--perms", &"0000", &"--tmpfs", &target.to_path()]),
+            (Mount::Mask { target, over: Masked::Directory }, _) => {
+                push(&[&"--perms", &"0000", &"--tmpfs", &target.to_path(), &"--remount-ro", &target.to_path()]);
+            }
+            (Mount::Mask { target, over: Masked::File }, _) => {
+                let descriptor = memory_file(&Bytes::Text(String::new()))?;
+                push(&[&"--perms", &"0000", &"--ro-bind-data", &descriptor.to_string(), &target.to_path()]);
+            }
         }
     }
     push(&[&"--remount-ro", &"/", &"--chdir", &"/", &"--", &"/run/tollgate/bin/tollgate", &"--inside"]);

@@ -163,6 +163,7 @@ impl Observer {
             return None;
         }
         match resolve::look(path, look.last) {
+            Ok(found) if found.is_mask() => Some((real(path, look.last), libc::EACCES)),
             Ok(found) if found.read_only && look.changes() && !look.creates_only => {
                 Some((real(path, look.last), libc::EROFS))
             }

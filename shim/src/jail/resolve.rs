@@ -98,6 +98,13 @@ pub struct Found {
     pub stat: FileStat,
 }
 
+impl Found {
+    /// Whether it is the stand-in for something hidden: on a read-only mount of its own, without any permission.
+    pub fn is_mask(&self) -> bool {
+        self.read_only && self.stat.st_mode & 0o7777 == 0
+    }
+}
+
 /// Whether a file is of this type.
 pub fn is(stat: &FileStat, kind: libc::mode_t) -> bool {
     stat.st_mode & libc::S_IFMT == kind

@@ -165,7 +165,7 @@ impl Root {
                 let (parent, name) = self.parent_of(&path)?;
                 nix::unistd::symlinkat(to.to_os().as_os_str(), &*parent, name).at("symlinkat", path.display())
             }
-            (Mount::Mask { target }, _) => self.mask(&target.to_path()),
+            (Mount::Mask { target, .. }, _) => self.mask(&target.to_path()),
             (Mount::Bind { target, .. } | Mount::View { target, .. } | Mount::Overlay { target, .. }, _) => {
                 Err(io::Error::from_raw_os_error(libc::EINVAL)).at("move_mount", target.to_path().display())
             }

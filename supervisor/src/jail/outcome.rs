@@ -226,9 +226,7 @@ pub fn summary(outcome: &Outcome) -> String {
             over("process", &format!("{limit} processes and threads"), &used.to_string(), "--pids")
         }
         OutcomeType::WriteExceeded => over("write", &bytes(limit), &bytes(used), "--write-bytes"),
-        OutcomeType::OutputExceeded => {
-            over("output", &bytes(limit), &bytes(used), "`--output-bytes`")
-        }
+        OutcomeType::OutputExceeded => over("output", &bytes(limit), &bytes(used), "`--output-bytes`"),
         OutcomeType::CouldNotStart => format!("could not start: {detail}"),
         OutcomeType::CouldNotApply => format!("its changes could not be applied: {detail}"),
         OutcomeType::Interrupted => format!("interrupted: {detail}"),
@@ -310,12 +308,13 @@ mod tests {
 
     #[test]
     fn every_outcome_has_its_status_and_its_line() {
-        let expected = |kind| {
-            match kind {
+        let expected = |kind| match kind {
             OutcomeType::Exited => (3, "exited with status 3"),
             OutcomeType::Signaled => (143, "ended by SIGTERM"),
             OutcomeType::WallExceeded => (124, "wall time limit of 64 ms exceeded, used 1.5 s; raise it with `--wall`"),
-            OutcomeType::CpuExceeded => (152, "processor time limit of 64 ms exceeded, used 1.5 s; raise it with `--cpu`"),
+            OutcomeType::CpuExceeded => {
+                (152, "processor time limit of 64 ms exceeded, used 1.5 s; raise it with `--cpu`")
+            }
             OutcomeType::MemoryExceeded => {
                 (137, "memory limit of 62.5 KiB exceeded, used 1.4 MiB at the peak; raise it with `--memory`")
             }
@@ -325,15 +324,13 @@ mod tests {
             OutcomeType::WriteExceeded => {
                 (153, "write limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `--write-bytes`")
             }
-            OutcomeType::OutputExceeded => (
-                154,
-                "output limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `--output-bytes`",
-            ),
+            OutcomeType::OutputExceeded => {
+                (154, "output limit of 62.5 KiB exceeded, used 1.4 MiB; raise it with `--output-bytes`")
+            }
             OutcomeType::Killed => (143, "killed with SIGTERM"),
             OutcomeType::CouldNotStart => (125, "could not start: why"),
             OutcomeType::CouldNotApply => (125, "its changes could not be applied: why"),
             OutcomeType::Interrupted => (125, "interrupted: why"),
-        }
         };
         for kind in ALL {
             let outcome = Outcome {

@@ -11,7 +11,9 @@ use std::{
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
 };
-use tollgate_shim::protocol::{Access, Bytes, Enforcement, Filter, Ids, Launcher, Layer, Mount, Plan, Terminal, Watch};
+use tollgate_shim::protocol::{
+    Access, Bytes, Enforcement, Filter, Ids, Launcher, Layer, Masked, Mount, Plan, Terminal, Watch,
+};
 
 /// The private home of every jail.
 pub const HOME: &str = "/home/agent";
@@ -250,7 +252,7 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
         mounts.push(mount(step));
     }
     shown.extend(views.iter().map(|view| view.target.clone()));
-    mounts.extend(masks(&inputs).map(|target| Mount::Mask { target: target.into() }));
+    mounts.extend(masks(&inputs));
     mounts.extend(own_mounts(&inputs));
     let environment = environment(&inputs, &shown);
     Ok(Plan {
@@ -463,12 +465,17 @@ fn own_mounts(inputs: &Inputs) -> Vec<Mount> {
 }
 
 /// What the workspace holds and the program may not see.
-fn masks(inputs: &Inputs) -> impl Iterator<Item = PathBuf> + '_ {
+fn masks(inputs: &Inputs) -> impl Iterator<Item = Mount> + '_ {
     let sensitive = SENSITIVE.iter().map(|name| inputs.workspace.join(name));
     let hidden = inputs.hidden.iter().map(|path| inputs.workspace.join(path));
     // The ledger and the policies, should they lie below: a program must never see its own receipts' store.
     let state = Some(inputs.state_dir.clone()).filter(|state| state.starts_with(&inputs.workspace));
-    sensitive.chain(hidden).chain(state).filter(|path| std::fs::symlink_metadata(path).is_ok_and(|at| !at.is_symlink()))
+    sensitive.chain(hidden).chain(state).filter_map(|path| {
+        // A link leads past the view or to something else of the workspace, which is hidden by its own name.
+        let found = std::fs::symlink_metadata(&path).ok().filter(|found| !found.is_symlink())?;
+        let over = if found.is_dir() { Masked::Directory } else { Masked::File };
+        Some(Mount::Mask { target: path.into(), over })
+    })
 }
 
 fn environment(inputs: &Inputs, shown: &[PathBuf]) -> Vec<(Bytes, Bytes)> {

@@ -64,6 +64,14 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
     let shown = spelled(object);
     if let Ok(inside) = object.strip_prefix(&context.workspace) {
         let path = effect::path::workspace_path(inside).ok()?;
+        if denied.errno == libc::EACCES {
+            let answer = Answer::refused(
+                "view",
+                format!("`{shown}` is hidden from this run"),
+                "it holds keys, or a `[[deny]]` rule on `fs/read` names it; copy what the program needs elsewhere",
+            );
+            return Some((kind, Resource::Workspace { path }, answer));
+        }
         let answer = Answer::refused(
             "view",
             format!("`{shown}` was not changed: the workspace is read-only for this run"),

@@ -61,6 +61,9 @@ use std::{
 };
 use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
 
+/// The steps whose failure lies in how the machine is set up.
+const EXPLAINED_STEPS: [&str; 8] =
+    ["user namespace", "namespaces", "id maps", "loopback", "view", "views", "landlock", "seccomp"];
 /// How long the pumps may take to deliver what a killed program printed.
 const KILLED_OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// How long a killed jail may take to be gone before it is killed once more.
@@ -683,7 +686,7 @@ impl Run<'_> {
                 .collect(),
             workspace: self.request.workspace.clone(),
             store,
-            hidden: hidden(policy)?,
+            hidden: hidden(policy, &self.request.workspace)?,
             directory: self.request.directory.clone(),
             command: self.request.command.clone(),
             environment,
@@ -794,7 +797,13 @@ impl Run<'_> {
             }
             Event::Shim(FromShim::StepFailed(mut failed), _) => {
                 if failed.remedy.is_empty() {
-                    failed.remedy = probe::explain(&failed.step, failed.errno);
+                    failed.remedy = match failed.step.as_str() {
+                        "plan" => {
+                            "`tollgate` and `tollgate-shim` are of different versions: install both together".into()
+                        }
+                        step if EXPLAINED_STEPS.contains(&step) => probe::explain(step, failed.errno),
+                        _ => String::new(),
+                    };
                 }
                 progress.failed = Some(NotStarted::Step(failed));
             }
@@ -1062,16 +1071,47 @@ fn room_path(path: &Path) -> String {
     crate::room::path::spell(path)
 }
 
-/// The exact paths that a policy hides.
-fn hidden(policy: &Policy) -> Result<Vec<PathBuf>, String> {
-    let pattern = policy.jail.hide.iter().find(|text| text.contains(['*', '?', '[', '{']));
-    match pattern {
-        Some(text) => Err(format!(
-            "the policy `{}` hides `{text}`: this version can hide exact paths only; write them one by one",
-            policy.name
-        )),
-        None => Ok(policy.jail.hide.iter().map(PathBuf::from).collect()),
+/// What of the workspace a policy hides: every path that is there now and that one of its patterns matches. What the
+/// program makes itself later holds nothing that it does not know.
+fn hidden(policy: &Policy, workspace: &Path) -> Result<Vec<PathBuf>, String> {
+    const MOST: usize = 1_000;
+    if policy.jail.hide.is_empty() {
+        return Ok(Vec::new());
     }
+    let mut patterns = globset::GlobSetBuilder::new();
+    for text in &policy.jail.hide {
+        let glob = globset::GlobBuilder::new(text).literal_separator(true).build();
+        patterns.add(glob.map_err(|error| format!("the policy `{}` hides `{text}`: {error}", policy.name))?);
+    }
+    let patterns = patterns.build().map_err(|error| format!("the policy `{}`: {error}", policy.name))?;
+    let mut found = Vec::new();
+    let mut pending = vec![PathBuf::new()];
+    while let Some(directory) = pending.pop() {
+        let here = workspace.join(&directory);
+        let entries = match std::fs::read_dir(&here) {
+            Ok(entries) => entries,
+            // The program cannot look into it either.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
+            Err(error) => return Err(format!("{}: {error}", here.display())),
+        };
+        for entry in entries {
+            let entry = entry.map_err(|error| format!("{}: {error}", here.display()))?;
+            let path = directory.join(entry.file_name());
+            let kind = entry.file_type().map_err(|error| format!("{}: {error}", entry.path().display()))?;
+            if patterns.is_match(&path) {
+                found.push(path);
+            } else if kind.is_dir() {
+                pending.push(path);
+            }
+            if found.len() > MOST {
+                return Err(format!(
+                    "the policy `{}` hides more than {MOST} paths of this workspace; hide the folders that hold them",
+                    policy.name
+                ));
+            }
+        }
+    }
+    Ok(found)
 }
 
 fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
