@@ -150,26 +150,83 @@ pub struct Ids {
 #[serde(rename_all = "kebab-case", tag = "mount")]
 pub enum Mount {
     /// A host path, shown as it is (`--ro-bind`, `--bind`). With `optional`, a missing source is no error.
-    Bind { source: Bytes, target: Bytes, access: Access, optional: bool },
+    Bind {
+        /// The path on the host.
+        source: Bytes,
+        /// The absolute path in the view.
+        target: Bytes,
+        /// Whether the program may write there.
+        access: Access,
+        /// Whether a missing source is left out instead of an error.
+        optional: bool,
+    },
     /// A host directory shown read-only through an overlay, so that its sockets and pipes lead nowhere.
-    View { source: Bytes, target: Bytes, optional: bool },
+    View {
+        /// The path on the host.
+        source: Bytes,
+        /// The absolute path in the view.
+        target: Bytes,
+        /// Whether a missing source is left out instead of an error.
+        optional: bool,
+    },
     /// A host directory whose changes go to `upper`. `work` is overlayfs's scratch directory beside it.
-    Overlay { lower: Bytes, upper: Bytes, work: Bytes, target: Bytes },
+    Overlay {
+        /// The host directory that is shown.
+        lower: Bytes,
+        /// The host directory that takes the changes.
+        upper: Bytes,
+        /// Overlayfs's scratch directory, on the file system of `upper`.
+        work: Bytes,
+        /// The absolute path in the view.
+        target: Bytes,
+    },
     /// A fresh /proc.
-    Proc { target: Bytes },
+    Proc {
+        /// The absolute path in the view.
+        target: Bytes,
+    },
     /// A minimal /dev: null, zero, full, random, urandom, tty, a devpts and a shm of its own.
-    Dev { target: Bytes, shm_bytes: u64 },
+    Dev {
+        /// The absolute path in the view.
+        target: Bytes,
+        /// The most that /dev/shm holds, in bytes.
+        shm_bytes: u64,
+    },
     /// A private, bounded, empty file system.
-    Tmpfs { target: Bytes, bytes: u64, mode: u32 },
+    Tmpfs {
+        /// The absolute path in the view.
+        target: Bytes,
+        /// The most that it holds, in bytes.
+        bytes: u64,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A directory of the private root.
-    Dir { target: Bytes, mode: u32 },
+    Dir {
+        /// The absolute path in the view.
+        target: Bytes,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A file of the private root with this content.
-    File { target: Bytes, content: Bytes, mode: u32 },
+    File {
+        /// The absolute path in the view.
+        target: Bytes,
+        /// Its content.
+        content: Bytes,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// A symbolic link of the private root.
-    Symlink { target: Bytes, to: Bytes },
+    Symlink {
+        /// The absolute path in the view.
+        target: Bytes,
+        /// What the link says, as it is.
+        to: Bytes,
+    },
     /// An empty, unreadable stand-in over something that exists.
     Mask {
-        /// Where.
+        /// The absolute path in the view.
         target: Bytes,
         /// What is there.
         over: Masked,
@@ -260,20 +317,46 @@ pub enum FromShim {
     /// A step failed; nothing was executed.
     StepFailed(StepFailed),
     /// A layer is missing and the plan says best effort.
-    Degraded { layer: String, reason: String },
+    Degraded {
+        /// The layer's name.
+        layer: String,
+        /// Why it is missing.
+        reason: String,
+    },
     /// The view stands. Attached: the workspace's directory as the program sees it (`O_PATH`), then the terminal's
     /// master end if there is one.
-    Built { workspace: bool, terminal: bool },
+    Built {
+        /// Whether the workspace's directory is attached.
+        workspace: bool,
+        /// Whether the terminal's master end is attached.
+        terminal: bool,
+    },
     /// The program was executed; its id inside the jail.
-    Started { pid: u32 },
+    Started {
+        /// Its process id inside the jail.
+        pid: u32,
+    },
     /// The program could not be executed: 126 or 127 follows from the error number.
-    ExecFailed { errno: i32, path: Bytes },
+    ExecFailed {
+        /// The error number of execve(2).
+        errno: i32,
+        /// The path that was to be executed.
+        path: Bytes,
+    },
     /// One of the jail's layers refused something.
     Denied(Denied),
     /// The program stopped (terminal job control).
-    Stopped { signal: i32 },
+    Stopped {
+        /// Number of the signal that stopped it.
+        signal: i32,
+    },
     /// The program ended.
-    Exited { code: Option<i32>, signal: Option<i32> },
+    Exited {
+        /// Its exit status, if it exited.
+        code: Option<i32>,
+        /// Number of the signal that ended it, if one did.
+        signal: Option<i32>,
+    },
 }
 
 /// Why a jail could not be built.

@@ -114,12 +114,12 @@ fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallib
     let terminal = step("terminal", || terminal::open_pair(plan))?;
     // After the last privileged call; pid 1 itself needs none any more.
     if !plan.without.contains(&Layer::Capabilities) {
-        step("capabilities", || confine::drop_capabilities())?;
+        step("capabilities", confine::drop_capabilities)?;
     }
     // Landlock and seccomp require it; it also makes set-user-id files do nothing.
-    step("no new privileges", || confine::no_new_privileges())?;
+    step("no new privileges", confine::no_new_privileges)?;
     // Pid 1 holds the control socket: nobody in the jail may trace it or read its memory.
-    step("pid 1", || confine::not_dumpable())?;
+    step("pid 1", confine::not_dumpable)?;
     let mut attached = vec![workspace.as_fd()];
     attached.extend(terminal.as_ref().map(|terminal| terminal.master.as_fd()));
     let built = FromShim::Built { workspace: true, terminal: terminal.is_some() };

@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn the_default_profile_ends_with_the_workspace() {
         let steps = parse(DEFAULT, &variables()).unwrap();
-        assert!(matches!(steps.last(), Some(ViewStep::Bind(bind)) if bind.target == PathBuf::from("/w")));
+        assert!(matches!(steps.last(), Some(ViewStep::Bind(bind)) if bind.target == *"/w"));
     }
 
     #[test]
