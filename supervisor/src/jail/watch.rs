@@ -292,10 +292,11 @@ fn is_namespace_init(pid: Pid) -> bool {
 mod tests {
     use super::*;
     use std::{
+        io::Write,
         os::unix::fs::{symlink, PermissionsExt},
         process::{Command, Stdio},
         thread,
-        time::Duration,
+        time::{Duration, Instant},
     };
 
     #[test]
@@ -310,22 +311,34 @@ mod tests {
 
     #[test]
     fn a_sample_covers_children_and_their_time() {
+        // Each step of the program waits for a line, so that a loaded machine changes how long this takes and nothing else.
         let mut child = Command::new("sh")
-            .args(["-c", "(while :; do :; done) & busy=$!; sleep 0.4; kill -9 $busy; wait; sleep 5"])
+            .args(["-c", "(while :; do :; done) & busy=$!; read go; kill -9 $busy; wait; read stop"])
+            .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .expect("started");
+        let mut go = child.stdin.take().expect("piped above");
         let mut tree = TreeWatch::new(Pid::from_raw(i32::try_from(child.id()).expect("a pid")));
-        thread::sleep(Duration::from_millis(250));
-        let early = tree.sample(None);
-        thread::sleep(Duration::from_millis(600));
-        let late = tree.sample(None);
+        let until = |tree: &mut TreeWatch, holds: fn(&Sample) -> bool| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            loop {
+                let sample = tree.sample(None);
+                if holds(&sample) || Instant::now() > deadline {
+                    return sample;
+                }
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        let early = until(&mut tree, |sample| sample.tasks == 2 && sample.cpu_us >= 100_000);
+        go.write_all(b"\n").expect("the program reads");
+        let late = until(&mut tree, |sample| sample.tasks == 1);
         for pid in tree.members() {
             nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).expect("killed");
         }
         child.wait().expect("waited");
-        assert!(early.tasks >= 3 && early.cpu_us > 0 && early.memory > 0, "{early:?}");
-        assert!(late.cpu_us >= early.cpu_us && late.cpu_us >= 100_000, "{late:?}");
+        assert!(early.tasks == 2 && early.cpu_us >= 100_000 && early.memory > 0, "{early:?}");
+        assert!(late.tasks == 1 && late.cpu_us >= early.cpu_us, "{late:?}");
         assert_eq!(tree.sample(None), Sample { cpu_us: tree.cpu_us, ..Sample::default() });
     }
 
