@@ -182,7 +182,7 @@ fn no_ghost_files_appear_in_the_project_or_at_home() {
 }
 
 #[test]
-fn undo_gives_back_what_the_run_changed_and_nothing_else() {
+fn diff_apply_and_discard_touch_what_the_run_changed_and_nothing_else() {
     every_identity(|world| {
         git(world, "git init -q -b main . && echo build > .gitignore && echo 1 > a && echo c > c && echo k > k && git add . && git commit -qm 0");
         world.write("big.dat", vec![7; 100_000]);
@@ -190,16 +190,14 @@ fn undo_gives_back_what_the_run_changed_and_nothing_else() {
         world.write(".gitignore", "build\nedited\n");
         world.write("excluded/e", "e");
         let before = world.snapshot();
-        world
-            .run_script("echo 2 > a; echo n > b; rm c; chmod 600 k; cat big.dat > /dev/null")
-            .finish()
-            .expect_status(0);
-        let id = world.last_run()["id"].as_str().expect("an id").to_owned();
-        assert_eq!((world.read("a").as_str(), world.read("b").as_str()), ("2\n", "n\n"));
-        assert!(!world.workspace.join("c").exists());
-        // The user's own edit afterwards is the user's.
-        world.write("a", "mine\n");
-        let planned = world.tollgate(["undo", "--dry-run", &id]).finish();
+        let script = "echo 2 > a; echo n > b; rm c; chmod 600 k; cat big.dat > /dev/null";
+        let change = || {
+            world.run(["--no-apply", "--", "sh", "-c", script]).finish().expect_status(0);
+            world.last_run()["id"].as_str().expect("an id").to_owned()
+        };
+        let id = change();
+        before.assert_same(&world.snapshot());
+        let planned = world.tollgate(["diff", &id]).finish();
         for name in ["a", "b", "c", "k"] {
             assert!(
                 planned.out().lines().any(|line| line.split_whitespace().any(|word| word == name)),
@@ -207,16 +205,29 @@ fn undo_gives_back_what_the_run_changed_and_nothing_else() {
             );
         }
         assert!(!planned.out().contains("big.dat") && !planned.out().contains("build"), "{planned}");
-        let undone = world.tollgate(["undo", &id]).finish();
-        assert_eq!(world.read("a"), "mine\n", "{undone}");
-        assert!(!world.workspace.join("b").exists(), "{undone}");
-        assert_eq!(world.read("c"), "c\n", "{undone}");
-        assert_eq!(fs::metadata(world.workspace.join("k")).expect("there").mode() & 0o777, 0o644, "{undone}");
-        assert_ne!(undone.status, 0, "the conflict is not in the status: {undone}");
-        assert!(undone.err().contains('a') || undone.out().contains('a'), "{undone}");
+        world.tollgate(["discard", &id]).finish().expect_status(0);
+        before.assert_same(&world.snapshot());
+        assert_eq!(world.last_run()["changes"], "discarded");
+
+        // The user's own edit meanwhile is the user's: the whole batch waits, and the file is named.
+        let id = change();
+        world.write("a", "mine\n");
+        let refused = world.tollgate(["apply", &id]).finish();
+        assert_ne!(refused.status, 0, "the conflict is not in the status: {refused}");
+        assert!(
+            refused.err().lines().any(|line| line.split(['`', ' ', ':', '"']).any(|word| word == "a")),
+            "{refused}"
+        );
+        assert_eq!(world.read("a"), "mine\n", "{refused}");
+        assert!(!world.workspace.join("b").exists() && world.workspace.join("c").exists(), "{refused}");
+        // The others can be had by name.
+        world.tollgate(["apply", &id, "b", "c", "k"]).finish().expect_status(0);
+        assert_eq!((world.read("a").as_str(), world.read("b").as_str()), ("mine\n", "n\n"));
+        assert!(!world.workspace.join("c").exists());
+        assert_eq!(fs::metadata(world.workspace.join("k")).expect("there").mode() & 0o777, 0o600);
         // All others keep bytes, inode and modification time.
         let changed = before.changed_paths(&world.snapshot());
-        let allowed: BTreeSet<&str> = [".", "a", "c", "k"].into();
+        let allowed: BTreeSet<&str> = [".", "a", "b", "c", "k"].into();
         assert!(changed.iter().all(|path| allowed.contains(path.as_str())), "{changed:?}");
     });
 }
@@ -265,12 +276,6 @@ fn modes_times_links_and_holes_are_kept() {
             .arg("import os; print(os.getxattr('x755','user.note').decode())")
             .finish();
         assert_eq!(note.out(), "kept\n");
-        let id = world.last_run()["id"].as_str().expect("an id").to_owned();
-        world.tollgate(["undo", &id]).finish().expect_status(0);
-        assert_eq!(world.read("run.sh"), "#!/bin/sh\necho a\n");
-        let undone = world.snapshot();
-        world.tollgate(["undo", &id]).finish();
-        undone.assert_same(&world.snapshot());
     });
 }
 
@@ -469,7 +474,6 @@ fn settings_that_run_code_later_are_held_apart() {
         world.tollgate(["apply", &id, ".envrc"]).finish().expect_status(0);
         assert_eq!(world.read(".envrc"), "touch pwn\n");
         assert_eq!(world.read(".git/config"), config);
-        world.tollgate(["undo", &id]).finish();
         world.tollgate(["discard", &id]).finish();
         git(world, "git status --porcelain; git commit -q --allow-empty -m 1");
         assert!(!world.workspace.join("pwn").exists());
