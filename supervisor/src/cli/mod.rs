@@ -17,6 +17,7 @@ pub mod receipts;
 pub mod reference;
 pub mod run;
 pub mod standing;
+pub mod verify;
 
 use crate::policy::search::SearchPath;
 use clap::{Parser, Subcommand};
@@ -45,6 +46,7 @@ pub enum Command {
     Logs(logs::Args),
     Kill(kill::Args),
     Receipts(receipts::Args),
+    Verify(verify::Args),
     Diff(diff::Diff),
     Apply(apply::Apply),
     Discard(discard::Discard),
@@ -94,6 +96,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Kill(args) => kill::run(&args, &state, &mut io::stderr()),
         Command::Receipts(args) => receipts::run(&args, &state, &mut out),
+        Command::Verify(args) => verify::run(&args, &state, &mut out),
         Command::Diff(args) => changes::diff(&args, &state, &mut out),
         Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
         Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),
