@@ -359,6 +359,14 @@ pub fn explain_with(step: &str, errno: i32, knobs: &Knobs) -> String {
             "the limit on user namespaces is reached (user.max_user_namespaces is {now}): `sudo sysctl -w \
              user.max_user_namespaces=15000`"
         ));
+        if has(&["user namespace"]) {
+            causes.push(
+                "where the limit is high enough, AppArmor (`sudo sysctl -w \
+                 kernel.apparmor_restrict_unprivileged_userns=0`) or a container's seccomp filter (`--security-opt \
+                 seccomp=unconfined`)"
+                    .to_owned(),
+            );
+        }
     }
     if errno == libc::EUSERS {
         causes.push("user namespaces are nested too deeply, at most 32: start from outside another jail".to_owned());
