@@ -4,7 +4,13 @@ use super::{
     output::{bytes, command_line, duration, escape, json_line, shorten, table, Failure},
     standing,
 };
-use crate::ledger::{record::RunRecord, RunQuery, Timestamp, Which};
+use crate::{
+    jail::cgroup::{self, CgroupEnvironment},
+    ledger::{
+        record::{RunRecord, RunState},
+        RunQuery, Timestamp, Which,
+    },
+};
 use std::{io::Write, path::Path, process::ExitCode};
 
 /// List runs, the newest first.
@@ -41,6 +47,11 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
                 false => rows.push(row(&record, now)),
             }
         }
+        // A supervisor killed between a run's last record and the removal of its group leaves a group that no
+        // recovery looks for.
+        cgroup::sweep(&CgroupEnvironment::detect(), |run| {
+            ledger.run(&run.0).is_ok_and(|record| record.id == *run && record.state == RunState::Ended)
+        });
     }
     if !args.json {
         table(out, &rows)?;
@@ -71,10 +82,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         doors::control::tests::record,
-        ledger::{
-            record::{OutcomeType, RunState},
-            Ledger,
-        },
+        ledger::{record::OutcomeType, Ledger},
     };
 
     /// A run of a supervisor that never was, and one of this very process.

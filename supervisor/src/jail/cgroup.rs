@@ -574,18 +574,7 @@ impl Group {
             }
         }
         for directory in self.places() {
-            for pid in members_of(&directory).unwrap_or_default() {
-                // See `members`.
-                if pid == Pid::this() {
-                    continue;
-                }
-                // A pid may be another process by now; the handle cannot, once it is found to be a member.
-                let Ok(handle) = kernel::pidfd_open(pid) else { continue };
-                if members_of(&directory).is_ok_and(|members| members.contains(&pid)) {
-                    // ESRCH: it died by itself, which is what was wanted.
-                    let _ = kernel::pidfd_kill(&handle);
-                }
-            }
+            kill_members(&directory);
         }
     }
 
@@ -633,9 +622,26 @@ fn removed_within(mut places: Vec<PathBuf>, patience: Duration) -> Vec<PathBuf> 
     }
 }
 
-/// Removes the groups of runs that are over, as a supervisor that died leaves them.
+/// Kills the members of a version 1 group as they are listed.
+fn kill_members(directory: &Path) {
+    for pid in members_of(directory).unwrap_or_default() {
+        // See `Group::members`.
+        if pid == Pid::this() {
+            continue;
+        }
+        // A pid may be another process by now; the handle cannot, once it is found to be a member.
+        let Ok(handle) = kernel::pidfd_open(pid) else { continue };
+        if members_of(directory).is_ok_and(|members| members.contains(&pid)) {
+            // ESRCH: it died by itself, which is what was wanted.
+            let _ = kernel::pidfd_kill(&handle);
+        }
+    }
+}
+
+/// Removes the groups of runs that are over, as a supervisor that died leaves them, with whatever is still in them.
 ///
-/// `is_over` is asked for each run with a group below our own. A group that still has members stays.
+/// `is_over` is asked for each run with a group below our own. A group whose members take longer than
+/// [`REMOVAL_AT_ONCE`] to end stays for the next sweep.
 pub fn sweep(environment: &CgroupEnvironment, is_over: impl Fn(&RunId) -> bool) {
     let mut parents: Vec<PathBuf> = environment.legacy.values().cloned().collect();
     if let Some((mount, own)) = &environment.unified {
@@ -643,15 +649,19 @@ pub fn sweep(environment: &CgroupEnvironment, is_over: impl Fn(&RunId) -> bool) 
     }
     parents.sort();
     parents.dedup();
+    let mut left = Vec::new();
     for parent in parents {
         for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let Some(run) = name.to_str().and_then(|name| name.strip_prefix("tollgate-run-")) else { continue };
-            if is_over(&RunId(run.to_owned())) {
-                removed(&entry.path());
+            let place = entry.path();
+            if is_over(&RunId(run.to_owned())) && !removed(&place) {
+                kill_members(&place);
+                left.push(place);
             }
         }
     }
+    removed_within(left, REMOVAL_AT_ONCE);
 }
 
 /// What a scope is to hold its process to.
