@@ -31,7 +31,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// So many different refusals are told one by one; a program that tries more names is only counted.
+/// So many different refusals of one kind are remembered, to be told once. Past that, those of the kind are forgotten
+/// and may be told again: whoever tries many names can make no later refusal go unsaid.
 const MAX_TOLD: usize = 2_000;
 /// One more than the newest call number the list was written against; above it, ENOSYS lets programs fall back.
 const FIRST_UNKNOWN_CALL: i64 = 470;
@@ -45,8 +46,11 @@ pub struct Observer {
     workspace_device: Option<u64>,
     /// Views from which every read succeeds that the host's permissions allow.
     readable: Vec<PathBuf>,
-    told: HashMap<(Wanted, i64, Vec<u8>), (Denied, u64)>,
+    told: HashMap<Wanted, Told>,
 }
+
+/// What was told of one kind, by call number and object, with the times it happened since.
+type Told = HashMap<(i64, Vec<u8>), (Denied, u64)>;
 
 /// What came of one call.
 #[derive(Default)]
@@ -124,7 +128,8 @@ impl Observer {
 
     /// Every refusal that happened more than once, with the times not told yet.
     pub fn repeated(&mut self) -> Vec<Denied> {
-        let again = self.told.drain().filter(|(_, (_, more))| *more > 0);
+        let told = std::mem::take(&mut self.told).into_values().flatten();
+        let again = told.filter(|(_, (_, more))| *more > 0);
         again.map(|(_, (denied, more))| Denied { times: more, ..denied }).collect()
     }
 
@@ -137,17 +142,18 @@ impl Observer {
         object: OsString,
         errno: i32,
     ) -> Option<Denied> {
-        let key = (access, if access == Wanted::Syscall { syscall } else { 0 }, object.as_bytes().to_vec());
-        if let Some((_, more)) = self.told.get_mut(&key) {
+        let told = self.told.entry(access).or_default();
+        let key = (if access == Wanted::Syscall { syscall } else { 0 }, object.as_bytes().to_vec());
+        if let Some((_, more)) = told.get_mut(&key) {
             *more += 1;
             return None;
         }
-        if self.told.len() >= MAX_TOLD {
-            return None;
+        if told.len() >= MAX_TOLD {
+            told.clear();
         }
         let denied =
             Denied { syscall, access, object: object.into(), errno, pid: caller.pid, comm: caller.comm(), times: 1 };
-        self.told.insert(key, (denied.clone(), 0));
+        told.insert(key, (denied.clone(), 0));
         Some(denied)
     }
 

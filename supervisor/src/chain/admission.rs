@@ -581,7 +581,10 @@ fn ask(effect: &Effect, origin: &Origin) -> Answer {
     Answer::refused(
         "approval",
         format!("{} {}: a person must approve it, by the rule {origin}", effect.kind, effect.resource),
-        format!("look at it with `tollgate diff {run}`; approve it with `tollgate apply {run} {}`", effect.resource),
+        format!(
+            "look at it with `tollgate diff {run}`; approve it with `tollgate apply {run} {}`",
+            crate::effect::path::shell_word(&effect.resource.to_string())
+        ),
     )
 }
 

@@ -121,6 +121,19 @@ pub fn unescape(text: &str) -> Result<Vec<u8>, BadPath> {
     Ok(bytes)
 }
 
+/// A path as one word of a shell's command line that means just itself, for a hint that people paste.
+pub fn shell_word(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./+,:@%=-".contains(&byte);
+    let quoted = match !text.is_empty() && text.bytes().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    };
+    match text.starts_with('-') {
+        true => format!("-- {quoted}"),
+        false => quoted,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +213,20 @@ mod tests {
                 prop_assert!(path.components().all(|part| matches!(part, Component::Normal(_))));
                 prop_assert_eq!(workspace_path(&path).unwrap(), text);
             }
+        }
+    }
+
+    #[test]
+    fn a_pasted_path_means_itself() {
+        let table = [
+            ("a/b.c", "a/b.c"),
+            (".env.$(touch x)", "'.env.$(touch x)'"),
+            ("it's", "'it'\\''s'"),
+            ("-rf/.env", "-- -rf/.env"),
+            ("", "''"),
+        ];
+        for (path, word) in table {
+            assert_eq!(shell_word(path), word);
         }
     }
 }

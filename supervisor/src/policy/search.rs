@@ -13,6 +13,7 @@ use crate::chain::admission::Home;
 use std::{
     fs::File,
     io::{self, Read},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -136,7 +137,9 @@ fn unknown(name: &str, search: &SearchPath) -> PolicyError {
 /// Reads a file; none where there is none.
 fn read(path: &Path) -> Result<Option<Found>, PolicyError> {
     let unreadable = |source| PolicyError::Unreadable { path: path.to_owned(), source };
-    let file = match File::open(path) {
+    // Without waiting: a FIFO that nobody writes to is no policy, and must not hold anybody up (fifo(7)).
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(unreadable(error)),

@@ -59,11 +59,14 @@ use std::{
     thread,
     time::Duration,
 };
-use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
+use tollgate_shim::protocol::{FromShim, Launcher, Layer, Mount, Terminal, ToShim};
 
 /// The steps whose failure lies in how the machine is set up.
 const EXPLAINED_STEPS: [&str; 8] =
     ["user namespace", "namespaces", "id maps", "loopback", "view", "views", "landlock", "seccomp"];
+/// So many refusals by the jail's layers have a receipt of their own in one run; a program that makes more must not
+/// fill the disk with them, and a note says how many there were.
+const MAX_DENIALS: u64 = 10_000;
 /// How long the pumps may take to deliver what a killed program printed.
 const KILLED_OUTPUT_GRACE: Duration = Duration::from_secs(1);
 /// How long a killed jail may take to be gone before it is killed once more.
@@ -212,7 +215,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     ledger.insert_run(&record)?;
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
     let since_ns = now_coarse_ns();
-    let mut run = Run { ledger, id, subject, folder, live, request, refusals: Vec::new(), since_ns };
+    let mut run = Run { ledger, id, subject, folder, live, request, refusals: Vec::new(), denials: 0, since_ns };
     let (facts, finished) = run.execute(streams)?;
     run.close(facts, finished)
 }
@@ -412,6 +415,7 @@ struct Run<'a> {
     live: Arc<Live>,
     request: RunRequest,
     refusals: Vec<Refusal>,
+    denials: u64,
     since_ns: i64,
 }
 
@@ -543,7 +547,13 @@ impl Run<'_> {
 
         let mut usage = enforcer.usage();
         usage.output_bytes = meter.printed();
-        let notes = enforcer.notes();
+        let mut notes = enforcer.notes();
+        if self.denials > MAX_DENIALS {
+            notes.push(format!(
+                "the jail refused {} things; only the first {MAX_DENIALS} have a receipt each",
+                self.denials
+            ));
+        }
         let memory_kill = enforcer.memory_kill();
         let limits = &self.request.policy.limits;
         let backstops = Backstops {
@@ -576,6 +586,20 @@ impl Run<'_> {
                 names.join(", "),
                 first.to_string_lossy()
             ));
+        }
+        let state = self.ledger.state().canonicalize().unwrap_or_else(|_| self.ledger.state().to_owned());
+        if self.request.workspace.starts_with(&state) {
+            return Err(format!("{} is Tollgate's own: no run may see it", self.request.workspace.display()));
+        }
+        let views = self.request.policy.jail.views.iter().filter_map(|view| view.path.canonicalize().ok());
+        for view in views {
+            if view.starts_with(&state) || state.starts_with(&view) {
+                return Err(format!(
+                    "{} holds or is Tollgate's own {}: no run may see it; name a narrower `--view`",
+                    view.display(),
+                    state.display()
+                ));
+            }
         }
         spec::check_workspace(&self.request.workspace).map_err(|error| error.to_string())
     }
@@ -747,7 +771,13 @@ impl Run<'_> {
                 );
             });
         })?;
-        Ok(Doors { close, thread, files, contents })
+        let hidden = plan.mounts.iter().filter_map(|mount| match mount {
+            Mount::Mask { target, .. } => {
+                target.to_path().strip_prefix(&self.request.workspace).ok().map(Path::to_owned)
+            }
+            _ => None,
+        });
+        Ok(Doors { close, thread, files, contents, hidden: hidden.collect() })
     }
 
     fn world(&self, files: &LateFiles) -> Arc<dyn World> {
@@ -759,7 +789,7 @@ impl Run<'_> {
     /// Hands the finished view to the API door's world.
     fn view_stands(&self, view: OwnedFd, doors: &Doors) {
         let identity = self.own_ids().map(|(uid, gid)| Identity { uid, gid });
-        doors.files.arrive(WorkspaceFiles::new(view, doors.contents.clone(), identity));
+        doors.files.arrive(WorkspaceFiles::new(view, doors.contents.clone(), identity), doors.hidden.clone());
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -896,6 +926,10 @@ impl Run<'_> {
 
     fn record_denied(&mut self, denied: &tollgate_shim::protocol::Denied, context: &denials::Context) {
         let Some((effect, answer)) = denials::judge(denied, context) else { return };
+        self.denials += 1;
+        if self.denials > MAX_DENIALS {
+            return;
+        }
         let draft = Draft::now(&self.id, &effect, &answer, &**self.ledger.clock()).repeated(denied.times);
         if let Err(error) = self.ledger.append(draft) {
             tracing::error!(%error, "a refusal has no receipt");
@@ -1129,6 +1163,7 @@ struct Doors {
     thread: thread::JoinHandle<()>,
     files: LateFiles,
     contents: Arc<doors::content::Contents>,
+    hidden: Vec<PathBuf>,
 }
 
 impl Doors {
