@@ -88,7 +88,7 @@ fn path_of(number: usize) -> String {
 
 /// Odd versions have no tree, even ones do.
 fn script(version: usize) -> String {
-    let tree = if version % 2 == 0 { "mkdir -p tree/deep && echo x > tree/deep/leaf" } else { "rm -rf tree" };
+    let tree = if version.is_multiple_of(2) { "mkdir -p tree/deep && echo x > tree/deep/leaf" } else { "rm -rf tree" };
     format!("for file in d*/f*; do printf {version} > $file; done; {tree}")
 }
 
@@ -169,7 +169,7 @@ fn version_of(world: &World) -> Result<usize, String> {
     let tree = world.workspace.join("tree/deep/leaf").exists();
     let [version] = versions.iter().collect::<Vec<_>>()[..] else { return Err(format!("versions {versions:?}")) };
     let version: usize = version.parse().map_err(|error| format!("{version}: {error}"))?;
-    if tree != (version % 2 == 0) || entries != files() + usize::from(tree) {
+    if tree != version.is_multiple_of(2) || entries != files() + usize::from(tree) {
         return Err(format!("version {version}, and a tree: {tree}, {entries} entries"));
     }
     Ok(version)
