@@ -195,6 +195,9 @@ pub struct Journal {
     pub slots: Vec<SlotPath>,
     /// The paths that stay pending after this batch.
     pub remaining: Vec<String>,
+    /// The paths whose new inode is the layer's own and still has overlayfs's marks: they go when the batch is done.
+    #[serde(default)]
+    pub marked: Vec<String>,
 }
 
 /// A directory's path and mode.
@@ -724,6 +727,7 @@ impl<'a> Prepared<'a> {
                 changes: changes.to_vec(),
                 slots: Vec::new(),
                 remaining: spelled_paths(remaining),
+                marked: Vec::new(),
             },
             members: members(changes),
             before: HashMap::new(),
@@ -826,7 +830,7 @@ impl<'a> Prepared<'a> {
                 }
             }
         }
-        self.staged = stager.finish()?;
+        (self.staged, self.journal.marked) = stager.finish()?;
         self.journal.operations.extend(moves);
         self.journal.operations.extend(retired);
         self.journal.operations.extend(attributes);
@@ -1194,6 +1198,8 @@ struct Stager<'a> {
     directories: Vec<StagedDirectory>,
     /// The first staged name of an inode with several names.
     links: HashMap<u64, PathBuf>,
+    /// See [`Journal::marked`].
+    marked: Vec<String>,
 }
 
 impl<'a> Stager<'a> {
@@ -1208,6 +1214,7 @@ impl<'a> Stager<'a> {
             nodes: Some(Vec::new()),
             directories: Vec::new(),
             links: HashMap::new(),
+            marked: Vec::new(),
         }
     }
 
@@ -1243,8 +1250,12 @@ impl<'a> Stager<'a> {
                     self.links.insert(after.inode, at.to_path_buf());
                 }
                 let handle = tree::open_at(source, source_name)?;
-                if self.stage.in_workspace.is_none() && after.links == 1 && !has_private_marks(handle.as_fd())? {
+                if self.stage.in_workspace.is_none() && after.links == 1 {
                     // The bytes need not be copied: the run's layer loses its name for them when the batch is done.
+                    // Until then the inode keeps the layer's marks, which a batch that is rolled back needs again.
+                    if has_private_marks(handle.as_fd())? {
+                        self.marked.push(super::path::spell(&change.path));
+                    }
                     kernel::linkat(source, source_name, staged, name, AtFlags::empty())?;
                 } else {
                     let from = tree::open_file_at(source, source_name)?;
@@ -1270,8 +1281,8 @@ impl<'a> Stager<'a> {
     }
 
     /// Sets the attributes of the staged directories, deepest first, when nothing is put into them any more. Gives what
-    /// is to be synced; none for everything.
-    fn finish(self) -> Result<Option<Vec<(PathBuf, NodeType)>>, ApplyError> {
+    /// is to be synced, or none for everything, and the marked paths.
+    fn finish(self) -> Result<(Option<Vec<(PathBuf, NodeType)>>, Vec<String>), ApplyError> {
         for StagedDirectory { at, change, owner } in self.directories.iter().rev() {
             let failed = |source| ApplyError::Stage { path: printable(&change.path), source };
             let Some(after) = &change.after else { continue };
@@ -1285,7 +1296,7 @@ impl<'a> Stager<'a> {
             tree::set_mode(handle.as_fd(), after.mode).map_err(failed)?;
             tree::set_mtime_at(staged.as_fd(), name, after.mtime_ns).map_err(failed)?;
         }
-        Ok(self.nodes)
+        Ok((self.nodes, self.marked))
     }
 
     /// Who is to own what a change makes: a replaced node's owner, else the workspace's, with the group that the
@@ -1380,7 +1391,12 @@ fn inode_at(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<u64> {
 }
 
 fn has_private_marks(handle: BorrowedFd<'_>) -> io::Result<bool> {
-    Ok(tree::xattr_names(handle)?.iter().any(|name| name.as_bytes().starts_with(b"user.overlay.")))
+    Ok(tree::xattr_names(handle)?.iter().any(|name| is_private_mark(name)))
+}
+
+/// What overlayfs mounted with `userxattr` writes into its layers (overlayfs.rst, "User xattr").
+fn is_private_mark(name: &OsStr) -> bool {
+    name.as_bytes().starts_with(b"user.overlay.")
 }
 
 /// Sets attributes in place, if the path still is this inode.
@@ -1550,6 +1566,7 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
         restore_modes(&untouched_modes(journal), workspace)?;
         durable::everything(workspace.as_fd()).map_err(ours("sync the workspace"))?;
     }
+    unmark(&journal.marked, workspace).map_err(ours("remove the layer's marks"))?;
     let before = tree::ensure_directory_at(run_dir.as_fd(), OsStr::new("before")).map_err(ours("make `before`"))?;
     let number = journal.number.to_string();
     let mut dropped = Vec::new();
@@ -1607,6 +1624,25 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
     let own = run_dir.try_clone().map_err(ours(deed))?;
     durable::each(&[before, own]).map_err(ours(deed))?;
     tree::remove(run_dir.as_fd(), OsStr::new(COMMITTED)).map_err(ours("remove the journal"))
+}
+
+/// Removes overlayfs's marks from files that came from the run's layer. What is gone meanwhile is passed over.
+fn unmark(marked: &[String], workspace: &OwnedFd) -> io::Result<()> {
+    let mut here = Parents::new(workspace.as_fd());
+    for text in marked {
+        let path = super::path::unspell(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        if !here.look(&path)?.is_some_and(|stat| tree::kind_of(&stat) == FileType::RegularFile) {
+            continue;
+        }
+        let (parent, name) = here.parent(&path)?;
+        let handle = tree::open_at(parent, name)?;
+        for mark in tree::xattr_names(handle.as_fd())? {
+            if is_private_mark(&mark) {
+                tree::remove_xattr(handle.as_fd(), &mark)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What a batch's manifest says while every before-image is kept.
@@ -1962,6 +1998,30 @@ mod tests {
             times.sort();
             eprintln!("{count} files: least {:?}, median {:?}", times[0], times[times.len() / 2]);
         }
+    }
+
+    #[test]
+    fn a_changed_file_is_placed_without_a_copy_and_its_marks_go_only_with_the_commit() {
+        let fixture = Fixture::new();
+        std::fs::write(fixture.workspace_path().join("f"), "old").unwrap();
+        let fixture = fixture.started();
+        let copy = fixture.copy_up("f", "f");
+        std::fs::write(&copy, "new").unwrap();
+        let inode = std::fs::metadata(&copy).unwrap().ino();
+        let marked =
+            |root: &OwnedFd| has_private_marks(tree::open_file(root.as_fd(), Path::new("f")).unwrap().as_fd()).unwrap();
+        for at in 0..50 {
+            let mut batch = fixture.batch();
+            batch.stop = Some((at, Stop::Fail));
+            // Read anew: what a batch that was rolled back touched has another change time.
+            match apply(&batch, &changes_of(&fixture), &[]) {
+                Ok(_) => break,
+                Err(ApplyError::Step { .. }) => assert!(marked(&fixture.upper), "point {at}"),
+                Err(other) => panic!("point {at}: {other}"),
+            }
+        }
+        assert_eq!(std::fs::metadata(fixture.workspace_path().join("f")).unwrap().ino(), inode);
+        assert!(!marked(&fixture.workspace));
     }
 
     #[test]
