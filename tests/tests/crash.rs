@@ -21,7 +21,7 @@ const PER_FOLDER: usize = 100;
 /// How many supervisors the ordinary suite kills for each identity, time permitting.
 const ROUNDS: usize = 10;
 /// How long the ordinary suite goes on for all identities together; slower machines do fewer rounds.
-const TIME: Duration = Duration::from_secs(10);
+const TIME: Duration = Duration::from_secs(8);
 
 /// Every run writes its number into all files, and in turn makes and deletes a tree: of any two versions the workspace
 /// is one.
