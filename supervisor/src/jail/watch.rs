@@ -193,7 +193,12 @@ fn parse_stat(text: &str) -> Option<Stat> {
 
 /// The process's proportional set size and swapped pages in bytes (proc_pid_smaps_rollup(5)).
 fn proportional_bytes(pid: i32) -> Option<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let text = match fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => return None,
+        // It has ended since it was listed, and holds nothing any more; what it shared is counted with the others.
+        Err(_) => return Some(0),
+    };
     let kilobytes = |key: &str| {
         text.lines().find_map(|line| line.strip_prefix(key)?.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
     };
