@@ -163,6 +163,18 @@ impl Admission {
         ))
     }
 
+    /// The same with a person's word given: what it asks about is allowed, what it denies stays denied.
+    #[must_use]
+    pub fn approved(&self) -> Admission {
+        let mut layers = self.layers.clone();
+        for rule in layers.iter_mut().flat_map(|layer| &mut layer.rules) {
+            if rule.verdict == Verdict::Ask {
+                rule.verdict = Verdict::Allow;
+            }
+        }
+        Admission { layers }
+    }
+
     /// Admits what this one layer does.
     pub fn of(layer: Layer) -> Admission {
         Admission { layers: vec![layer] }

@@ -3,7 +3,6 @@
 use super::{apply, diff, discard, output::Failure, standing};
 use crate::{
     chain::{
-        admission::Admission,
         quota::Meters,
         stack::{Element, Stack, Wiring},
     },
@@ -13,7 +12,12 @@ use crate::{
         record::{ChangesState, RunRecord, RunState},
         Ledger,
     },
-    room::place::{OpenPlace, Place},
+    policy::{search::PolicyRef, Policy},
+    room::{
+        batch,
+        place::{OpenPlace, Place, PlaceError},
+        tree,
+    },
 };
 use std::{io::Write, path::Path, process::ExitCode};
 
@@ -24,7 +28,8 @@ pub fn diff(args: &diff::Diff, state: &Path, out: &mut dyn Write) -> Result<Exit
     Ok(ExitCode::SUCCESS)
 }
 
-/// `tollgate apply`: an operator's own word, so everything is admitted; receipts are written all the same.
+/// `tollgate apply`: an operator's own word, which gives what the run's policy asks about. What the policy denies stays
+/// denied, and receipts are written all the same.
 pub fn apply(
     args: &apply::Apply,
     state: &Path,
@@ -35,7 +40,15 @@ pub fn apply(
     over(&record)?;
     let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
     let wiring = Wiring { ledger: &ledger, run: &record.id, meters: &Meters::default() };
-    let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
+    let search = super::search_path();
+    let policy = PolicyRef::parse(&record.policy).and_then(|reference| Policy::load(&reference, &search));
+    let policy = policy.map_err(|error| {
+        Failure::new(
+            format!("the policy `{}` of run {} cannot be used any more: {error}", record.policy, record.id),
+            format!("mend it, or `tollgate discard {}`", record.id),
+        )
+    })?;
+    let chain = Stack(vec![Element::Admission(policy.admission.approved())]).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
     let args = apply::Apply { run: record.id.0.clone(), ..args.clone() };
     let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
@@ -49,9 +62,19 @@ pub fn apply(
 
 /// `tollgate discard`.
 pub fn discard(args: &discard::Discard, state: &Path, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let (ledger, record, place) = open(state, &args.run)?;
+    let (_, record) = standing::find(state, &args.run)?;
     over(&record)?;
-    discard::discard(args, &place, talk).map_err(|error| failure(&error))?;
+    let ledger = Ledger::open(state).map_err(|error| failure(&error))?;
+    let run_dir = ledger.run_dir(&record.id);
+    match Place::open(&run_dir) {
+        Ok(place) => discard::discard(args, &place, talk).map_err(|error| failure(&error))?,
+        // The workspace is gone; what the run would have changed in it can go too.
+        Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. }) => {
+            let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
+            batch::discard(&folder).map_err(|error| failure(&error))?;
+        }
+        Err(error) => return Err(failure(&error)),
+    }
     close(&ledger, record, ChangesState::Discarded)?;
     Ok(ExitCode::SUCCESS)
 }

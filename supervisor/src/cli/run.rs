@@ -3,7 +3,11 @@
 use super::output::{escape, Failure};
 use crate::{
     jail::outcome,
-    ledger::{self, record::OutcomeType, Ledger},
+    ledger::{
+        self,
+        record::{ChangesState, OutcomeType},
+        Ledger,
+    },
     policy::{
         limits::Bound,
         overrides::{split_variable, Overrides},
@@ -295,6 +299,9 @@ fn changes_in_words(report: &RunReport) -> String {
     let plural = |count: usize| if count == 1 { "change" } else { "changes" };
     let id = &report.record.id;
     match (applied, held) {
+        (0, 0) if report.record.changes == ChangesState::Pending => {
+            format!("; its changes are pending (`tollgate diff {id}`, then `tollgate apply {id}`)")
+        }
         (0, 0) => String::new(),
         (applied, 0) => format!("; {applied} {} applied", plural(applied)),
         (0, held) => format!("; {held} {} held (`tollgate diff {id}`, then `tollgate apply {id}`)", plural(held)),

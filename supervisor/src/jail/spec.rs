@@ -499,7 +499,7 @@ fn environment(inputs: &Inputs, shown: &[PathBuf]) -> Vec<(Bytes, Bytes)> {
     all.into_iter().map(|(name, value)| (name.into(), value.into())).collect()
 }
 
-/// The caller's directories that the view shows, in the caller's order; then the standard ones; then our client's.
+/// Our client's directory; the caller's that the view shows, in the caller's order; then the standard ones.
 fn search_path(callers: &OsStr, shown: &[PathBuf]) -> OsString {
     let standard = STANDARD_PATH.map(PathBuf::from);
     let visible = |path: &PathBuf| {
@@ -507,7 +507,8 @@ fn search_path(callers: &OsStr, shown: &[PathBuf]) -> OsString {
     };
     let mut kept: Vec<PathBuf> = Vec::new();
     let callers = callers.as_bytes().split(|byte| *byte == b':').map(|one| PathBuf::from(OsStr::from_bytes(one)));
-    for path in callers.filter(visible).chain(standard.clone()).chain([Path::new(OWN).join("bin")]) {
+    // First our client's: a `tollgate` of the host's is of no use in there.
+    for path in [Path::new(OWN).join("bin")].into_iter().chain(callers.filter(visible)).chain(standard.clone()) {
         if !kept.contains(&path) {
             kept.push(path);
         }

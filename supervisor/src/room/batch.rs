@@ -1282,6 +1282,7 @@ impl<'a> Stager<'a> {
 
     /// Sets the attributes of the staged directories, deepest first, when nothing is put into them any more. Gives what
     /// is to be synced, or none for everything, and the marked paths.
+    #[allow(clippy::type_complexity)]
     fn finish(self) -> Result<(Option<Vec<(PathBuf, NodeType)>>, Vec<String>), ApplyError> {
         for StagedDirectory { at, change, owner } in self.directories.iter().rev() {
             let failed = |source| ApplyError::Stage { path: printable(&change.path), source };

@@ -97,6 +97,9 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
         Wanted::Read | Wanted::Connect | Wanted::Syscall => (on_host(object), "read"),
     };
     let hint = match denied.access {
+        Wanted::Read | Wanted::Execute if object.starts_with("/sys") => {
+            "no part of /sys is shown to a run; most programs do without".to_owned()
+        }
         Wanted::Read | Wanted::Execute => format!("show it, read-only, with `--view {}`", spelled(view_for(object))),
         _ => "write below the workspace, $HOME or /tmp; a folder elsewhere can only be shown read-only".to_owned(),
     };
@@ -107,6 +110,10 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
 /// The narrowest folder that makes a file usable: for a program or library, its installation.
 pub fn view_for(path: &Path) -> &Path {
     let parent = path.parent().unwrap_or(path);
+    // A directory that each run has one of its own of, and the root: only what lies in them can be shown.
+    if ["/etc", "/", "/var", "/run", "/home", "/tmp", "/root"].iter().any(|made| parent == Path::new(made)) {
+        return path;
+    }
     match parent.file_name().map(OsStr::as_bytes) {
         Some(b"bin" | b"sbin" | b"lib" | b"shims") => parent.parent().unwrap_or(parent),
         _ if path.is_dir() => path,
@@ -225,7 +232,7 @@ mod tests {
         let (effect, answer) = judge(&denied(Wanted::Read, "/etc/passwd", libc::ENOENT), &context(false)).unwrap();
         assert_eq!(effect.resource, Resource::Host { path: "/etc/passwd".into() });
         assert_eq!(effect.kind, Kind::FsRead);
-        assert!(answer.hint.contains("--view /etc"), "{}", answer.hint);
+        assert!(answer.hint.contains("--view /etc/passwd"), "{}", answer.hint);
     }
 
     #[test]

@@ -513,6 +513,7 @@ impl Run<'_> {
             ended: Ended::Unknown,
             failed: None,
             killed: None,
+            asked: None,
             output_exceeded: false,
             executed: false,
         };
@@ -593,6 +594,14 @@ impl Run<'_> {
         }
         let views = self.request.policy.jail.views.iter().filter_map(|view| view.path.canonicalize().ok());
         for view in views {
+            // Files are made in these: a read-only view over them would leave no room.
+            if ["/etc", "/run", "/home", "/var", "/tmp"].iter().any(|made| view == Path::new(made)) {
+                return Err(format!(
+                    "{} is made for each run and cannot be shown whole; name the files or folders in it that the \
+                     program needs, each with a `--view`",
+                    view.display()
+                ));
+            }
             if view.starts_with(&state) || state.starts_with(&view) {
                 return Err(format!(
                     "{} holds or is Tollgate's own {}: no run may see it; name a narrower `--view`",
@@ -826,7 +835,7 @@ impl Run<'_> {
                 self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
             }
             Event::Shim(FromShim::StepFailed(mut failed), _) => {
-                if failed.remedy.is_empty() {
+                if failed.remedy.is_empty() && failed.errno != libc::ENOENT {
                     failed.remedy = match failed.step.as_str() {
                         "plan" => {
                             "`tollgate` and `tollgate-shim` are of different versions: install both together".into()
@@ -850,6 +859,7 @@ impl Run<'_> {
                     (None, Some(signal)) => Ended::Signaled(signal),
                     (None, None) => Ended::Unknown,
                 };
+                progress.killed = progress.killed.or(progress.asked.filter(|asked| signal == Some(*asked as i32)));
             }
             Event::Signal(Signal::SIGWINCH) => progress.resize(),
             Event::Signal(signal) => {
@@ -883,7 +893,9 @@ impl Run<'_> {
         let started = Mutex::new(Some(Starting { shim, enforcer, outer }));
         let world = StartWorld { starting: &started };
         let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &Meters::default() };
-        let chain = Stack(vec![Element::Admission(self.request.policy.admission.clone())]).build(&wiring);
+        // The caller starts it, not the program: a policy's rules on `run/start` are about runs that a run starts, and
+        // what this one may start with is its `commands`.
+        let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
         let answer = match chain {
             Ok(chain) => block_on(chain.perform(&effect, &world)),
             Err(error) => Answer::refused("admission", error.to_string(), ""),
@@ -915,8 +927,9 @@ impl Run<'_> {
             // Ending a run is never refused: a full disk must not keep anything alive.
             tracing::error!(%error, "the kill has no receipt");
         }
-        progress.killed = Some(signal);
+        progress.asked = Some(signal);
         if signal == Signal::SIGKILL {
+            progress.killed = Some(signal);
             enforcer.kill();
             shim.close();
         } else {
@@ -1215,6 +1228,9 @@ struct Progress {
     ended: Ended,
     failed: Option<NotStarted>,
     killed: Option<Signal>,
+    /// The last signal that somebody sent with `tollgate kill`. What the program makes of it is its own affair, unless
+    /// it ends by it.
+    asked: Option<Signal>,
     output_exceeded: bool,
     executed: bool,
 }
