@@ -185,7 +185,11 @@ pub fn processes_naming(text: &str) -> Vec<Process> {
         let command = read("cmdline");
         let cwd = fs::read_link(entry.path().join("cwd")).unwrap_or_default();
         let names = |found: &str| found.contains(text);
-        if names(&command) || names(&cwd.to_string_lossy()) || names(&read("environ")) || names(&read("mountinfo")) {
+        // Only a jail's mounts say whose it is: any other namespace holds a copy of whatever the host had mounted when
+        // it was made, the folder of another test among it.
+        let mounts = read("mountinfo");
+        let jailed = mounts.contains(" /run/tollgate/broker.sock ") && names(&mounts);
+        if names(&command) || names(&cwd.to_string_lossy()) || names(&read("environ")) || jailed {
             let status = read("status");
             // A zombie holds nothing any more; it waits for its parent, which may be the test itself.
             if !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')) && !status.is_empty() {
