@@ -195,14 +195,7 @@ fn abstract_socket_exists(name: &[u8]) -> bool {
 
 /// A path as text: bytes that are not UTF-8 as `\xNN`, a backslash doubled.
 pub fn spelled(path: &Path) -> String {
-    let mut text = String::new();
-    for chunk in path.as_os_str().as_bytes().utf8_chunks() {
-        text.push_str(&chunk.valid().replace('\\', "\\\\"));
-        for byte in chunk.invalid() {
-            text.push_str(&format!("\\x{byte:02x}"));
-        }
-    }
-    text
+    effect::path::escape(path.as_os_str().as_bytes())
 }
 
 fn errno_name(errno: i32) -> String {

@@ -4,7 +4,7 @@
 //! before its first instruction, once the jail stands; whatever ends it, its jail is gone before its
 //! changes are looked at, and its record is closed last.
 
-use super::{denials, files::LateFiles};
+use super::{denials, files::LateFiles, recovery};
 use crate::{
     chain::{
         admission::Admission,
@@ -315,16 +315,9 @@ fn new_record(id: &RunId, request: &RunRequest, subject: &Subject, started: Time
         degraded: Vec::new(),
         environment: Vec::new(),
         supervisor_pid: std::process::id(),
-        supervisor_started: own_start_time(),
+        supervisor_started: recovery::process_started(std::process::id()).unwrap_or_default(),
         changes: ChangesState::None,
     }
-}
-
-/// When this process started, in clock ticks after boot: field 22 of its stat file (proc_pid_stat(5)).
-fn own_start_time() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
-    fields.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or_default()
 }
 
 /// What others may see of a run, and do to it, while it goes on.
@@ -1028,7 +1021,7 @@ impl Run<'_> {
         for held in &changes.held {
             let refusal = Refusal {
                 kind: Kind::FsWrite,
-                object: room_path(&held.path),
+                object: denials::spelled(&held.path),
                 by: "admission".to_owned(),
                 reason: held.reason.clone(),
                 hint: held.hint.clone(),
@@ -1112,10 +1105,6 @@ fn nothing_changed() -> CommitReport {
         state: ChangesState::None,
         failure: None,
     }
-}
-
-fn room_path(path: &Path) -> String {
-    crate::room::path::spell(path)
 }
 
 /// What of the workspace a policy hides: every path that is there now and that one of its patterns matches. What the
