@@ -1,0 +1,149 @@
+//! After the program: its changes applied, its record closed, its folder tidied.
+use super::super::denials;
+use crate::{
+    chain::{Answer, Chain},
+    doors::{
+        self,
+        workspace::{Commit, CommitReport, Word},
+    },
+    effect::{self, Door, Effect, Kind, Request, Resource},
+    jail::{
+        outcome::{self, Facts, NotStarted},
+        spec::Store,
+    },
+    ledger::{
+        record::{ChangesState, Outcome, RunState, Usage},
+        Draft,
+    },
+    room::place::Place,
+};
+use std::io;
+
+use super::{
+    execute::{Finished, Run},
+    Apply, Refusal, RunError, RunReport,
+};
+
+impl Run<'_> {
+    /// Applies what was changed, closes the record and tidies up.
+    pub(super) fn close(mut self, facts: Facts, finished: Finished) -> Result<RunReport, RunError> {
+        let Finished { usage, notes, chain, store } = finished;
+        let ran = matches!(facts, Facts::Ended { .. });
+        let mut facts = facts;
+        let mut changes = nothing_changed();
+        if let (true, Some(chain), Store::Overlay | Store::Mirror) = (ran, &chain, store) {
+            // Before the first byte of the workspace changes: a crash from here on is one in the middle of applying.
+            let record = self.live.change(|record| record.state = RunState::Applying);
+            if self.folder.has_changes(store) {
+                self.ledger.update_run(&record)?;
+            }
+            let cut_short =
+                matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
+            match self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }) {
+                Ok(report) => changes = report,
+                Err(reason) => {
+                    changes.state = ChangesState::Pending;
+                    changes.failure = Some(reason);
+                }
+            }
+            if let (Facts::Ended { not_applied, .. }, Some(reason)) = (&mut facts, &changes.failure) {
+                *not_applied = Some(reason.clone());
+            }
+        }
+        for held in &changes.held {
+            let refusal = Refusal {
+                kind: Kind::FsWrite,
+                object: denials::spelled(&held.path),
+                by: "admission".to_owned(),
+                reason: held.reason.clone(),
+                hint: held.hint.clone(),
+            };
+            self.refusals.push(refusal);
+        }
+        let outcome = outcome::decide(&facts);
+        let last = if ran { vec![self.record_of_use(&usage)] } else { Vec::new() };
+        let exit_status = exit_status(&facts, &outcome);
+        let ended = self.ledger.clock().now();
+        let record = self.live.change(|record| {
+            record.state = RunState::Ended;
+            record.ended_at = Some(ended.to_string());
+            record.outcome = Some(outcome);
+            record.usage = usage;
+            record.changes = changes.state;
+        });
+        let record = self.ledger.end_run(&record, last)?;
+        let keep_layer = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
+        self.folder.tidy(keep_layer);
+        Ok(RunReport { record, exit_status, notes, refusals: self.refusals, changes })
+    }
+
+    /// What the run changed, through the chain and into the folder; or kept for later.
+    pub(super) fn apply(&self, chain: &Chain, when: Apply) -> Result<CommitReport, String> {
+        let place = Place::open(&self.folder.path).map_err(|error| error.to_string())?;
+        let set = place.changes().map_err(|error| error.to_string())?;
+        if when == Apply::OnRequest {
+            let state = if set.changes.is_empty() { ChangesState::None } else { ChangesState::Pending };
+            return Ok(CommitReport { skipped: set.skipped, state, ..nothing_changed() });
+        }
+        let commit = Commit {
+            subject: self.subject.clone(),
+            room: None,
+            run: self.id.clone(),
+            run_dir: place.run_dir.clone(),
+            workspace: place.workspace.clone(),
+            source: place.source.clone().unwrap_or_else(|| place.workspace.clone()),
+            since_ns: place.place.since_ns,
+            shift: place.place.shift,
+            word: Word::Policy,
+            select: None,
+        };
+        Ok(block_on(doors::workspace::commit(chain, commit, set)))
+    }
+
+    /// What the evaluation used: recorded, not charged.
+    pub(super) fn record_of_use(&self, usage: &Usage) -> Draft {
+        let label = self.request.command.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
+        let effect = Effect {
+            kind: Kind::EvalRun,
+            resource: Resource::Run { id: self.id.0.clone() },
+            subject: self.subject.clone(),
+            room: None,
+            door: Door::Control,
+            request: Request::Run(effect::run::Request::Eval { label, cpu_us: usage.cpu_us, wall_us: usage.wall_us }),
+        };
+        Draft::now(&self.id, &effect, &Answer::done(serde_json::Value::Null, 0), &**self.ledger.clock())
+    }
+}
+
+/// The status of a run whose program never ran is the shell's own for that; all others follow from the outcome.
+pub(super) fn exit_status(facts: &Facts, outcome: &Outcome) -> u8 {
+    match facts {
+        Facts::NotStarted(NotStarted::Exec { errno, .. }) => match *errno {
+            libc::ENOENT | libc::ENOTDIR => outcome::ExitCode::NotFound.number(),
+            _ => outcome::ExitCode::NotExecutable.number(),
+        },
+        Facts::NotStarted(NotStarted::Step(_) | NotStarted::Limit(_) | NotStarted::Refused(_))
+        | Facts::Ended { .. }
+        | Facts::Interrupted => outcome::exit_status(outcome),
+    }
+}
+
+pub(super) fn nothing_changed() -> CommitReport {
+    CommitReport {
+        applied: 0,
+        held: Vec::new(),
+        conflicts: Vec::new(),
+        skipped: Vec::new(),
+        state: ChangesState::None,
+        failure: None,
+    }
+}
+
+pub(super) fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime without any driver");
+    runtime.block_on(future)
+}
+
+pub(super) fn own(what: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::Own { what, source }
+}

@@ -1,0 +1,27 @@
+//! The one place where a run's stack is put together from what was asked for.
+
+use super::RunRequest;
+use crate::{
+    chain::{admission::Admission, stack::Element},
+    effect::{self, RunId},
+};
+
+/// The elements of a run's stack. Their order here does not matter: the stack's normal form has one of its own.
+pub(super) fn elements(id: &RunId, request: &RunRequest) -> Vec<Element> {
+    let mut elements = vec![Element::Admission(request.policy.admission.clone())];
+    elements.extend(guard_of_policies(request).map(Element::Admission));
+    if let Some(limit_bytes) = request.policy.limits.write_bytes.value() {
+        elements.push(Element::Quota { id: id.0.clone(), limit_bytes });
+    }
+    elements
+}
+
+/// A policy that lies in the workspace is not the program's to change for its next run: a person must agree.
+fn guard_of_policies(request: &RunRequest) -> Option<Admission> {
+    let inside = request.policy.sources.iter().filter_map(|source| {
+        let path = source.canonicalize().ok()?;
+        effect::path::workspace_path(path.strip_prefix(&request.workspace).ok()?).ok()
+    });
+    let paths: Vec<String> = inside.collect();
+    (!paths.is_empty()).then(|| Admission::asking_about(&paths))
+}

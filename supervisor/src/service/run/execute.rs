@@ -1,0 +1,519 @@
+//! From the plan to the end of the program and its jail.
+use super::super::denials;
+use crate::{
+    chain::{
+        admission::Admission,
+        quota::Meters,
+        stack::{Element, Stack, Wiring},
+        Answer, BoxFuture, Chain, World,
+    },
+    effect::{self, Door, Effect, Kind, Request, Resource, RunId, Subject},
+    jail::{
+        cgroup::CgroupEnvironment,
+        enforcer::{Enforcer, Exceeded},
+        launch::{self, Shim},
+        outcome::{Backstops, Ended, Facts, NotStarted},
+        probe,
+        spec::Store,
+        streams::{self, OutputMeter},
+    },
+    ledger::{
+        record::{OutcomeType, RunState, Usage},
+        Draft, Ledger,
+    },
+};
+use nix::{
+    sys::{
+        signal::Signal,
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd::Pid,
+};
+use std::{
+    io,
+    os::fd::AsFd,
+    sync::{mpsc, Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+use tollgate_shim::protocol::{FromShim, Launcher, Terminal, ToShim};
+
+use super::{
+    close::{block_on, own},
+    elements::elements,
+    folder::Folder,
+    handled,
+    live::{Event, Live},
+    prepare::Doors,
+    progress::Progress,
+    Refusal, RunError, RunRequest, Streams,
+};
+
+/// The steps whose failure lies in how the machine is set up.
+const EXPLAINED_STEPS: [&str; 8] =
+    ["user namespace", "namespaces", "id maps", "loopback", "view", "views", "landlock", "seccomp"];
+/// So many refusals by the jail's layers have a receipt of their own in one run; a program that makes more must not
+/// fill the disk with them, and a note says how many there were.
+const MAX_DENIALS: u64 = 10_000;
+/// How long a killed jail may take to be gone before it is killed once more.
+const KILL_AGAIN: Duration = Duration::from_millis(100);
+
+pub(super) struct Run<'a> {
+    pub(super) ledger: &'a Ledger,
+    pub(super) id: RunId,
+    pub(super) subject: Subject,
+    pub(super) folder: Folder,
+    pub(super) live: Arc<Live>,
+    pub(super) request: RunRequest,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) denials: u64,
+    pub(super) since_ns: i64,
+}
+
+/// A jail while it stands, with what serves it.
+pub(super) struct Standing {
+    pub(super) shim: Shim,
+    pub(super) enforcer: Enforcer,
+    /// The shim's process on the host.
+    pub(super) outer: Pid,
+    pub(super) doors: Doors,
+    pub(super) context: denials::Context,
+}
+
+/// What is left when the program is over.
+pub(super) struct Finished {
+    pub(super) usage: Usage,
+    pub(super) notes: Vec<String>,
+    pub(super) chain: Option<Arc<Chain>>,
+    pub(super) store: Store,
+}
+
+impl Finished {
+    pub(super) fn nothing() -> Finished {
+        Finished { usage: Usage::default(), notes: Vec::new(), chain: None, store: Store::ReadOnly }
+    }
+}
+
+impl Run<'_> {
+    /// Everything up to the end of the program and its jail.
+    pub(super) fn execute(&mut self, streams: Streams) -> Result<(Facts, Finished), RunError> {
+        let refused = |reason: String| Ok((Facts::NotStarted(NotStarted::Refused(reason)), Finished::nothing()));
+        if let Err(reason) = self.check() {
+            return refused(reason);
+        }
+        let limits = &self.request.policy.limits;
+        let enforcement = self.request.policy.jail.enforcement;
+        let mut enforcer = match Enforcer::prepare(&self.id, limits, enforcement, &CgroupEnvironment::detect()) {
+            Ok(enforcer) => enforcer,
+            Err(limit) => return Ok((Facts::NotStarted(NotStarted::Limit(limit)), Finished::nothing())),
+        };
+        let store = self.store();
+        if let Err(reason) = self.prepare_store(store) {
+            return refused(reason);
+        }
+        enforcer.measure_layer(self.folder.path.join("layer/upper"));
+        let terminal = terminal_of(&streams);
+        let plan = match self.plan(&enforcer, store, terminal) {
+            Ok(plan) => plan,
+            Err(reason) => return refused(reason),
+        };
+        let plan_by_bwrap = plan.launcher != Launcher::Native;
+        let mut passed: Vec<String> =
+            plan.env.iter().map(|(name, _)| name.to_os().to_string_lossy().into_owned()).collect();
+        passed.sort();
+        self.live.change(|record| record.environment = passed);
+
+        let meters = Meters::default();
+        let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &meters };
+        let chain = match Stack(elements(&self.id, &self.request)).build(&wiring) {
+            Ok(chain) => Arc::new(chain),
+            Err(error) => return refused(error.to_string()),
+        };
+        let (events, happened) = mpsc::channel();
+        *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
+
+        let doors = self.open_doors(&chain, &plan).map_err(own("the run's sockets"))?;
+        let pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
+        let shim_file = match launch::find_shim() {
+            Ok(file) => file,
+            Err(error) => return refused(error.to_string()),
+        };
+        let mut shim = match enforcer.spawn_inside(|| launch::spawn(&shim_file)) {
+            Ok(shim) => shim,
+            Err(error) => return refused(format!("{}: {error}", shim_file.display())),
+        };
+        let outer = Pid::from_raw(shim.child.id() as i32);
+        if let Err(limit) = enforcer.admit(outer) {
+            shim.close();
+            let _ = shim.child.wait();
+            return Ok((Facts::NotStarted(NotStarted::Limit(limit)), Finished::nothing()));
+        }
+        {
+            let [input, output, error] = &pipes.far;
+            shim.begin(&plan, [input.as_fd(), output.as_fd(), error.as_fd()]).map_err(own("the shim"))?;
+        }
+        drop(pipes.far);
+        listen(&shim, events.clone()).map_err(own("a thread"))?;
+        pass_signals_on(events.clone()).map_err(own("a thread"))?;
+
+        let meter = OutputMeter::new(limits.output_bytes.value());
+        let [input, output, error] = streams.streams;
+        let mut progress = Progress {
+            meter: meter.clone(),
+            events: events.clone(),
+            pumps: Vec::new(),
+            caller: [Some(input), Some(output), Some(error)],
+            on_terminal: streams.on_terminal,
+            raw: None,
+            master: None,
+            ended: Ended::Unknown,
+            failed: None,
+            killed: None,
+            asked: None,
+            output_exceeded: false,
+            executed: false,
+        };
+        progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
+        let context = denials::Context {
+            workspace: self.request.workspace.clone(),
+            read_only: store == Store::ReadOnly,
+            subject: self.subject.clone(),
+            room: None,
+        };
+        self.live.change(|record| record.degraded = enforcer.degraded());
+        let mut jail = Standing { shim, enforcer, outer, doors, context };
+        for event in &happened {
+            match event {
+                Event::JailGone => break,
+                event => self.handle(event, &mut progress, &mut jail),
+            }
+        }
+        let Standing { mut shim, mut enforcer, doors, .. } = jail;
+        // The program is over. Nothing of the jail may be left before anything else happens.
+        reap(&mut shim, &enforcer);
+        if !progress.executed && progress.failed.is_none() {
+            let said = shim.complaint().unwrap_or_else(|| "it did not say why".to_owned());
+            let who = if plan_by_bwrap { "bubblewrap" } else { "the shim" };
+            progress.failed = Some(NotStarted::Refused(format!(
+                "{who} ended before the jail was built: {said}; `tollgate doctor` tries each step by itself"
+            )));
+        }
+        enforcer.finish();
+        let exceeded = self.exceeded(&enforcer, &progress, &meter);
+        progress.finish(exceeded.is_some() || progress.killed.is_some());
+        *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        doors.close();
+
+        let mut usage = enforcer.usage();
+        usage.output_bytes = meter.printed();
+        let mut notes = enforcer.notes();
+        if self.denials > MAX_DENIALS {
+            notes.push(format!(
+                "the jail refused {} things; only the first {MAX_DENIALS} have a receipt each",
+                self.denials
+            ));
+        }
+        let memory_kill = enforcer.memory_kill();
+        let limits = &self.request.policy.limits;
+        let backstops = Backstops {
+            cpu: limits.cpu.value().map(|limit| (usage.cpu_us, limit.as_micros() as u64)),
+            write: limits.write_bytes.value().map(|limit| (usage.write_bytes, limit)),
+        };
+        let facts = match progress.failed.take() {
+            Some(failed) => Facts::NotStarted(failed),
+            None => Facts::Ended {
+                ended: progress.ended,
+                exceeded,
+                memory_kill,
+                backstops,
+                killed: progress.killed.map(|signal| signal as i32),
+                not_applied: None,
+            },
+        };
+        Ok((facts, Finished { usage, notes, chain: Some(chain), store }))
+    }
+
+    pub(super) fn handle(&mut self, event: Event, progress: &mut Progress, jail: &mut Standing) {
+        match event {
+            Event::Shim(FromShim::Built { terminal, .. }, attached) => {
+                let mut attached = attached.into_iter();
+                if let Some(workspace) = attached.next() {
+                    self.view_stands(workspace, &jail.doors);
+                }
+                if let (true, Some(master)) = (terminal, attached.next()) {
+                    if let Err(error) = progress.start_terminal(master, &self.folder) {
+                        progress.failed = Some(NotStarted::Refused(format!("the caller's terminal: {error}")));
+                        return jail.enforcer.kill();
+                    }
+                }
+                self.start(progress, jail);
+            }
+            Event::Shim(FromShim::Started { .. }, _) => {
+                let record = self.live.change(|record| record.state = RunState::Running);
+                // The record is for others to see; the program does not wait for it.
+                self.ledger.update_run_unattended(&record);
+            }
+            Event::Shim(FromShim::Degraded { layer, reason }, _) => {
+                self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
+            }
+            Event::Shim(FromShim::StepFailed(mut failed), _) => {
+                if failed.remedy.is_empty() && failed.errno != libc::ENOENT {
+                    failed.remedy = match failed.step.as_str() {
+                        "plan" => {
+                            "`tollgate` and `tollgate-shim` are of different versions: install both together".into()
+                        }
+                        step if EXPLAINED_STEPS.contains(&step) => probe::explain(step, failed.errno),
+                        _ => String::new(),
+                    };
+                }
+                progress.failed = Some(NotStarted::Step(failed));
+            }
+            Event::Shim(FromShim::ExecFailed { errno, path }, _) => {
+                self.explain_missing(errno);
+                let path = denials::spelled(&path.to_path());
+                progress.failed = Some(NotStarted::Exec { errno, path });
+            }
+            Event::Shim(FromShim::Denied(denied), _) => self.record_denied(&denied, &jail.context),
+            Event::Shim(FromShim::Stopped { .. }, _) => progress.stop_with_the_program(&jail.shim),
+            Event::Shim(FromShim::Exited { code, signal }, _) => {
+                progress.ended = match (code, signal) {
+                    (Some(code), _) => Ended::Exited(code),
+                    (None, Some(signal)) => Ended::Signaled(signal),
+                    (None, None) => Ended::Unknown,
+                };
+                progress.killed = progress.killed.or(progress.asked.filter(|asked| signal == Some(*asked as i32)));
+            }
+            Event::Signal(Signal::SIGWINCH) => progress.resize(),
+            Event::Signal(signal) => {
+                let _ = jail.shim.tell(&ToShim::Signal { number: signal as i32 });
+            }
+            Event::Kill(signal) => self.kill(signal, progress, jail),
+            Event::TooMuchOutput => {
+                progress.output_exceeded = true;
+                jail.enforcer.kill();
+            }
+            Event::JailGone => {}
+        }
+    }
+
+    /// The one moment at which something untrusted begins to run: an effect like any other.
+    pub(super) fn start(&mut self, progress: &mut Progress, jail: &mut Standing) {
+        let effect = Effect {
+            kind: Kind::RunStart,
+            resource: Resource::Run { id: self.id.0.clone() },
+            subject: Subject { run: None, ..self.subject.clone() },
+            room: None,
+            door: Door::Control,
+            request: Request::Run(effect::run::Request::Start {
+                command: self.request.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+                policy: self.request.policy.name.clone(),
+                policy_digest: self.request.policy.digest.to_string(),
+                directory: self.request.directory.to_string_lossy().into_owned(),
+                environment: self.live.change(|_| {}).environment,
+            }),
+        };
+        let Standing { shim, enforcer, outer, .. } = jail;
+        let started = Mutex::new(Some(Starting { shim, enforcer, outer: *outer }));
+        let world = StartWorld { starting: &started };
+        let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &Meters::default() };
+        // The caller starts it, not the program: a policy's rules on `run/start` are about runs that a run starts, and
+        // what this one may start with is its `commands`.
+        let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
+        let answer = match chain {
+            Ok(chain) => block_on(chain.perform(&effect, &world)),
+            Err(error) => Answer::refused("admission", error.to_string(), ""),
+        };
+        if answer.is_success() {
+            progress.executed = true;
+            return;
+        }
+        let reason = match answer.hint.is_empty() {
+            true => answer.reason.clone(),
+            false => format!("{}; {}", answer.reason, answer.hint),
+        };
+        progress.failed = Some(NotStarted::Refused(format!("{}: {reason}", answer.decided_by)));
+        self.remember(&effect, &answer);
+        shim.close();
+    }
+
+    pub(super) fn kill(&mut self, signal: Signal, progress: &mut Progress, jail: &Standing) {
+        let effect = Effect {
+            kind: Kind::RunCancel,
+            resource: Resource::Run { id: self.id.0.clone() },
+            subject: Subject { run: None, ..self.subject.clone() },
+            room: None,
+            door: Door::Control,
+            request: Request::Run(effect::run::Request::Cancel { run: self.id.0.clone() }),
+        };
+        let draft = Draft::now(&self.id, &effect, &Answer::done(serde_json::Value::Null, 0), &**self.ledger.clock());
+        if let Err(error) = self.ledger.append(draft) {
+            // Ending a run is never refused: a full disk must not keep anything alive.
+            tracing::error!(%error, "the kill has no receipt");
+        }
+        progress.asked = Some(signal);
+        if signal == Signal::SIGKILL {
+            progress.killed = Some(signal);
+            jail.enforcer.kill();
+            jail.shim.close();
+        } else {
+            let _ = jail.shim.tell(&ToShim::Signal { number: signal as i32 });
+        }
+    }
+
+    pub(super) fn record_denied(&mut self, denied: &tollgate_shim::protocol::Denied, context: &denials::Context) {
+        let Some((effect, answer)) = denials::judge(denied, context) else { return };
+        self.denials += 1;
+        if self.denials > MAX_DENIALS {
+            return;
+        }
+        let draft = Draft::now(&self.id, &effect, &answer, &**self.ledger.clock()).repeated(denied.times);
+        if let Err(error) = self.ledger.append(draft) {
+            tracing::error!(%error, "a refusal has no receipt");
+        }
+        self.remember(&effect, &answer);
+    }
+
+    pub(super) fn remember(&mut self, effect: &Effect, answer: &Answer) {
+        const MOST: usize = 100;
+        let refusal = Refusal {
+            kind: effect.kind,
+            object: effect.resource.to_string(),
+            by: answer.decided_by.to_owned(),
+            reason: answer.reason.clone(),
+            hint: answer.hint.clone(),
+        };
+        if self.refusals.len() < MOST && !self.refusals.contains(&refusal) {
+            self.refusals.push(refusal);
+        }
+    }
+
+    /// A program that the caller's own PATH leads to and the view does not show: says which view it needs.
+    pub(super) fn explain_missing(&mut self, errno: i32) {
+        let Some(program) = self.request.command.first() else { return };
+        let path = self.request.environment.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value);
+        let Some(found) = denials::on_host(program, path, &self.request.workspace) else { return };
+        if errno != libc::ENOENT {
+            return;
+        }
+        let needs: Vec<String> = denials::views_for_program(&found)
+            .iter()
+            .map(|view| format!("--view {}", denials::spelled(view)))
+            .collect();
+        if needs.is_empty() {
+            return;
+        }
+        let refusal = Refusal {
+            kind: Kind::ProcessExec,
+            object: denials::spelled(&found),
+            by: "view".to_owned(),
+            reason: "the program, or what interprets it, is outside what the run's view shows".to_owned(),
+            hint: format!("show it, read-only, with `{}`", needs.join(" ")),
+        };
+        if !self.refusals.iter().any(|known| known.object == refusal.object) {
+            self.refusals.insert(0, refusal);
+        }
+    }
+
+    pub(super) fn exceeded(&self, enforcer: &Enforcer, progress: &Progress, meter: &OutputMeter) -> Option<Exceeded> {
+        let output = progress.output_exceeded.then(|| Exceeded {
+            kind: OutcomeType::OutputExceeded,
+            used: meter.printed(),
+            limit: self.request.policy.limits.output_bytes.value().unwrap_or(u64::MAX),
+        });
+        output.or_else(|| enforcer.exceeded())
+    }
+}
+
+/// The world of `run/start`: lets the built jail execute its program.
+pub(super) struct StartWorld<'a> {
+    pub(super) starting: &'a Mutex<Option<Starting<'a>>>,
+}
+
+pub(super) struct Starting<'a> {
+    pub(super) shim: &'a Shim,
+    pub(super) enforcer: &'a mut Enforcer,
+    pub(super) outer: Pid,
+}
+
+impl World for StartWorld<'_> {
+    fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            let starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let (Some(Starting { shim, enforcer, outer }), Kind::RunStart) = (starting, effect.kind) else {
+                return Answer::failed("the run was started already", "report this: it is a bug of Tollgate's");
+            };
+            if let Err(error) = enforcer.start_watch(outer) {
+                return Answer::failed(format!("nobody could watch the run's limits: {error}"), "free some threads");
+            }
+            match shim.tell(&ToShim::Execute) {
+                Ok(()) => Answer::done(serde_json::Value::Null, 0),
+                Err(error) => Answer::failed(format!("the jail is gone: {error}"), ""),
+            }
+        })
+    }
+}
+
+/// Waits until the outer process, and with it the whole jail, is gone.
+pub(super) fn reap(shim: &mut Shim, enforcer: &Enforcer) {
+    shim.close();
+    loop {
+        match shim.child.try_wait() {
+            Ok(Some(_)) | Err(_) => return,
+            Ok(None) => {}
+        }
+        // Usually the kernel is done within a millisecond or two.
+        let waited = wait_briefly(shim, KILL_AGAIN);
+        if !waited {
+            enforcer.kill();
+            let _ = shim.child.kill();
+        }
+    }
+}
+
+/// Whether the child ended within this time, by its process descriptor (pidfd_open(2)).
+pub(super) fn wait_briefly(shim: &mut Shim, time: Duration) -> bool {
+    let deadline = std::time::Instant::now() + time;
+    while std::time::Instant::now() < deadline {
+        if matches!(shim.child.try_wait(), Ok(Some(_)) | Err(_)) {
+            return true;
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    false
+}
+
+pub(super) fn listen(shim: &Shim, events: mpsc::Sender<Event>) -> io::Result<()> {
+    let listener = shim.listener()?;
+    thread::Builder::new().name("shim".to_owned()).stack_size(256 * 1024).spawn(move || loop {
+        let event = match listener.hear() {
+            Ok(Some((message, attached))) => Event::Shim(message, attached),
+            Ok(None) | Err(_) => Event::JailGone,
+        };
+        let last = matches!(event, Event::JailGone);
+        if events.send(event).is_err() || last {
+            return;
+        }
+    })?;
+    Ok(())
+}
+
+pub(super) fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<()> {
+    let signals = SignalFd::with_flags(&handled(), SfdFlags::SFD_CLOEXEC)?;
+    thread::Builder::new().name("signals".to_owned()).stack_size(64 * 1024).spawn(move || {
+        while let Ok(Some(info)) = signals.read_signal() {
+            let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else { continue };
+            if events.send(Event::Signal(signal)).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+pub(super) fn terminal_of(streams: &Streams) -> Option<Terminal> {
+    streams.on_terminal.contains(&true).then(|| {
+        let all: Vec<_> = streams.streams.iter().map(AsFd::as_fd).collect();
+        let (rows, columns) = streams::size_of_any(&all).unwrap_or((24, 80));
+        Terminal { on: streams.on_terminal, rows, columns }
+    })
+}

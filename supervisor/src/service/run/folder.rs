@@ -1,0 +1,84 @@
+//! A run's own folder in the state directory.
+
+use super::{RunError, RunRequest};
+use crate::{
+    effect::RunId,
+    jail::spec::{self, Privilege, Store},
+    ledger::Ledger,
+};
+use std::{
+    fs::{DirBuilder, File},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// A run's own folder in the state directory.
+pub(super) struct Folder {
+    pub(super) path: PathBuf,
+}
+
+impl Folder {
+    pub(super) fn create(ledger: &Ledger, id: &RunId, request: &RunRequest) -> Result<Folder, RunError> {
+        let path = ledger.run_dir(id);
+        let make = |path: &Path, mode: u32| {
+            let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+            made.map_err(|source| RunError::Folder { path: path.to_owned(), source })
+        };
+        make(&path, 0o700)?;
+        // The jail's own user must be able to walk through this one; nobody else gets past the folder above.
+        make(&path.join("layer"), 0o711)?;
+        make(&path.join("layer/upper"), 0o755)?;
+        make(&path.join("layer/work"), 0o755)?;
+        make(&path.join("door"), 0o711)?;
+        // The overlay's root shows the layer's own mode and owner, so they are the workspace's.
+        if let Ok(found) = std::fs::metadata(&request.workspace) {
+            let _ = std::fs::set_permissions(path.join("layer/upper"), found.permissions());
+        }
+        if request.caller.privilege == Privilege::Root {
+            let own = Some(spec::run_uid(id));
+            for part in ["layer/upper", "layer/work"] {
+                let part = path.join(part);
+                std::os::unix::fs::chown(&part, own, own).map_err(|source| RunError::Folder { path: part, source })?;
+            }
+        }
+        Ok(Folder { path })
+    }
+
+    pub(super) fn log(&self, name: &str) -> Option<File> {
+        File::options().create(true).append(true).mode(0o600).open(self.path.join(name)).ok()
+    }
+
+    /// Whether there is anything that could be applied. A mirror shows that only when it is compared.
+    pub(super) fn has_changes(&self, store: Store) -> bool {
+        let upper = self.path.join("layer/upper");
+        store == Store::Mirror || std::fs::read_dir(upper).map_or(true, |mut entries| entries.next().is_some())
+    }
+
+    /// Removes what a run that is over needs no more. Logs and before-images stay.
+    pub(super) fn tidy(&self, keep_layer: bool) {
+        let _ = std::fs::remove_file(self.path.join("control.sock"));
+        remove_tree(&self.path.join("door"));
+        remove_tree(&self.path.join("contents"));
+        remove_tree(&self.path.join("layer/work"));
+        if !keep_layer {
+            remove_tree(&self.path.join("layer"));
+            remove_tree(&self.path.join("mirror"));
+        }
+    }
+}
+
+/// Removes a tree whatever its directories' modes: overlayfs leaves one that nobody may enter, and so may a program.
+pub(super) fn remove_tree(path: &Path) {
+    if std::fs::remove_dir_all(path).is_ok() {
+        return;
+    }
+    let mut pending = vec![path.to_owned()];
+    while let Some(directory) = pending.pop() {
+        use std::os::unix::fs::PermissionsExt;
+        let _ = std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700));
+        let Ok(entries) = std::fs::read_dir(&directory) else { continue };
+        pending
+            .extend(entries.flatten().filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+    }
+    let _ = std::fs::remove_dir_all(path);
+}
