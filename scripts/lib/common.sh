@@ -33,6 +33,7 @@ missing_packages() {
     for need in "$@"; do
         case $need in
             cc) command -v cc >/dev/null || echo gcc ;;
+            c++) command -v c++ >/dev/null || echo g++ ;;
             # The shim is linked statically.
             libc) [ -e "$(cc -print-file-name=libc.a 2>/dev/null || echo /nonexistent)" ] || echo libc6-dev ;;
             # The system's own: one from a version manager lies outside /usr, which is all that a jail sees.
