@@ -6,6 +6,7 @@
 
 pub mod chain;
 pub mod cli;
+pub mod crash;
 pub mod doors;
 pub mod effect;
 pub mod jail;

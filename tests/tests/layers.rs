@@ -3,50 +3,12 @@
 //! The programs of these tests are built with the feature `test-switches`, into a target folder of their own, and obey
 //! `TOLLGATE_TEST_WITHOUT`. Where two layers stop an attack, the other one is out in both halves of the proof.
 
-use std::{
-    fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
-use tollgate_tests::{every_identity, every_way, world::SENTINEL, Finished, Invocation, Listener, World};
+use std::fs;
+use tollgate_tests::{every_identity, every_way, switches, world::SENTINEL, Finished, Invocation, Listener, World};
 
-/// Builds `tollgate` and the shim that can leave layers out, once.
-fn switchable_build() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(path) = std::env::var_os("TOLLGATE_TEST_SWITCHES") {
-            return path.into();
-        }
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace is above");
-        let target = root.join("target/test-switches");
-        let output = Command::new(env!("CARGO"))
-            .current_dir(root)
-            .args(["build", "--quiet", "--offline", "-p", "tollgate", "-p", "tollgate-shim", "--features"])
-            .args(["tollgate/test-switches,tollgate-shim/test-switches", "--target-dir"])
-            .arg(&target)
-            .output()
-            .expect("cargo runs these tests");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        target.join("debug")
-    })
-}
-
-/// A command of `tollgate run` with the build that can leave layers out, where the world's user can reach it.
+/// A command of `tollgate run` with the build that can leave layers out.
 fn switchable(world: &World, command: &[&str]) -> Invocation {
-    for name in ["tollgate", "tollgate-shim"] {
-        let copy = world.base().join(name);
-        if !copy.exists() {
-            fs::copy(switchable_build().join(name), &copy).expect("a program can be copied");
-            fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("our own file");
-        }
-    }
-    let mut invocation = world.command(world.base().join("tollgate"));
-    for argument in ["run", "--quiet", "--"].iter().chain(command) {
-        invocation = invocation.arg(argument);
-    }
-    invocation
+    switches::tollgate(world, &[&["run", "--quiet", "--"], command].concat())
 }
 
 /// Runs a Python attack without these layers.

@@ -9,6 +9,7 @@
 
 use super::{Answer, BoxFuture, Decision, Handler, Next, World};
 use crate::{
+    crash::{self, Point},
     effect::{Door, Effect, Idempotency, RunId},
     ledger::{Clock, Draft, Error, Intent, Ledger, Timestamp, Timing},
 };
@@ -131,9 +132,15 @@ impl World for Edge<'_> {
                 Reached::Yes
             };
             self.put(reached);
+            if once {
+                crash::reach(Point::IntentWritten);
+            }
             let intended = self.clock.monotonic_us();
             self.waited.fetch_add(intended.saturating_sub(began), Ordering::Relaxed);
             let answer = self.world.execute(effect).await;
+            if once {
+                crash::reach(Point::EffectDone);
+            }
             self.executed.fetch_add(self.clock.monotonic_us().saturating_sub(intended), Ordering::Relaxed);
             answer
         })

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     chain::Decision,
+    crash::{self, Point},
     effect::{Digest, Idempotency, RunId},
 };
 use rusqlite::{params, Connection, OptionalExtension as _, TransactionBehavior};
@@ -241,7 +242,10 @@ fn transact(
         job.apply(&mut batch)?;
     }
     batch.finish()?;
-    transaction.commit().map_err(failed)
+    crash::reach(Point::LedgerCommits);
+    transaction.commit().map_err(failed)?;
+    crash::reach(Point::LedgerCommitted);
+    Ok(())
 }
 
 /// One transaction.

@@ -22,7 +22,10 @@ use super::{
     path::{printable, spelled},
     tree,
 };
-use crate::effect::RunId;
+use crate::{
+    crash::{self, Point},
+    effect::RunId,
+};
 use rustix::fs::{self as kernel, AtFlags, FileType, FlockOperation, Mode, RenameFlags};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -1115,6 +1118,7 @@ impl<'a> Prepared<'a> {
     fn step(&self) -> Result<(), Ended> {
         let step = self.steps.get();
         self.steps.set(step + 1);
+        crash::reach(Point::BatchStep);
         #[cfg(test)]
         match self.batch.stop {
             Some((at, Stop::Die)) if at == step => return Err(Ended::Died),

@@ -2,6 +2,7 @@
 use super::super::denials;
 use crate::{
     chain::{Answer, Chain},
+    crash::{self, Point},
     doors::{
         self,
         workspace::{Commit, CommitReport, Word},
@@ -37,6 +38,7 @@ impl Run<'_> {
             if self.folder.has_changes(store) {
                 self.ledger.update_run(&record)?;
             }
+            crash::reach(Point::ApplyingMarked);
             let cut_short =
                 matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
             match self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }) {
@@ -60,6 +62,7 @@ impl Run<'_> {
             };
             self.refusals.push(refusal);
         }
+        crash::reach(Point::Applied);
         let outcome = outcome::decide(&facts);
         let last = if ran { vec![self.record_of_use(&usage)] } else { Vec::new() };
         let exit_status = exit_status(&facts, &outcome);
@@ -72,6 +75,7 @@ impl Run<'_> {
             record.changes = changes.state;
         });
         let record = self.ledger.end_run(&record, last)?;
+        crash::reach(Point::RunEnded);
         let keep_layer = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
         self.folder.tidy(keep_layer);
         Ok(RunReport { record, exit_status, notes, refusals: self.refusals, changes })

@@ -7,6 +7,7 @@ use crate::{
         stack::{Element, Stack, Wiring},
         Answer, BoxFuture, Chain, World,
     },
+    crash::{self, Point},
     effect::{self, Door, Effect, Kind, Request, Resource, RunId, Subject},
     jail::{
         cgroup::CgroupEnvironment,
@@ -97,6 +98,7 @@ impl Finished {
 impl Run<'_> {
     /// Everything up to the end of the program and its jail.
     pub(super) fn execute(&mut self, streams: Streams) -> Result<(Facts, Finished), RunError> {
+        crash::reach(Point::FolderMade);
         let refused = |reason: String| Ok((Facts::NotStarted(NotStarted::Refused(reason)), Finished::nothing()));
         if let Err(reason) = self.check() {
             return refused(reason);
@@ -142,6 +144,7 @@ impl Run<'_> {
             Ok(shim) => shim,
             Err(error) => return refused(format!("{}: {error}", shim_file.display())),
         };
+        crash::reach(Point::ShimSpawned);
         let outer = Pid::from_raw(shim.child.id() as i32);
         if let Err(limit) = enforcer.admit(outer) {
             shim.close();
@@ -198,6 +201,7 @@ impl Run<'_> {
                 "{who} ended before the jail was built: {said}; `tollgate doctor` tries each step by itself"
             )));
         }
+        crash::reach(Point::ProgramEnded);
         enforcer.finish();
         let exceeded = self.exceeded(&enforcer, &progress, &meter);
         progress.finish(exceeded.is_some() || progress.killed.is_some());
@@ -236,6 +240,7 @@ impl Run<'_> {
     pub(super) fn handle(&mut self, event: Event, progress: &mut Progress, jail: &mut Standing) {
         match event {
             Event::Shim(FromShim::Built { terminal, .. }, attached) => {
+                crash::reach(Point::JailBuilt);
                 let mut attached = attached.into_iter();
                 if let Some(workspace) = attached.next() {
                     self.view_stands(workspace, &jail.doors);

@@ -1,6 +1,6 @@
 //! A run's own folder in the state directory.
 
-use super::{RunError, RunRequest};
+use super::RunRequest;
 use crate::{
     effect::RunId,
     jail::spec::{self, Privilege, Store},
@@ -8,6 +8,7 @@ use crate::{
 };
 use std::{
     fs::{DirBuilder, File},
+    io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
@@ -18,13 +19,19 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    pub(super) fn create(ledger: &Ledger, id: &RunId, request: &RunRequest) -> Result<Folder, RunError> {
-        let path = ledger.run_dir(id);
+    /// The folder of this run, which [`Folder::make`] makes.
+    pub(super) fn of(ledger: &Ledger, id: &RunId) -> Folder {
+        Folder { path: ledger.run_dir(id) }
+    }
+
+    /// Makes it, once the run is in the ledger: a folder that no run is known for would be nobody's to remove.
+    pub(super) fn make(&self, id: &RunId, request: &RunRequest) -> Result<(), String> {
+        let path = &self.path;
+        let failed = |path: &Path, error: io::Error| format!("the run's folder {}: {error}", path.display());
         let make = |path: &Path, mode: u32| {
-            let made = DirBuilder::new().recursive(true).mode(mode).create(path);
-            made.map_err(|source| RunError::Folder { path: path.to_owned(), source })
+            DirBuilder::new().recursive(true).mode(mode).create(path).map_err(|error| failed(path, error))
         };
-        make(&path, 0o700)?;
+        make(path, 0o700)?;
         // The jail's own user must be able to walk through this one; nobody else gets past the folder above.
         make(&path.join("layer"), 0o711)?;
         make(&path.join("layer/upper"), 0o755)?;
@@ -38,10 +45,10 @@ impl Folder {
             let own = Some(spec::run_uid(id));
             for part in ["layer/upper", "layer/work"] {
                 let part = path.join(part);
-                std::os::unix::fs::chown(&part, own, own).map_err(|source| RunError::Folder { path: part, source })?;
+                std::os::unix::fs::chown(&part, own, own).map_err(|error| failed(&part, error))?;
             }
         }
-        Ok(Folder { path })
+        Ok(())
     }
 
     pub(super) fn log(&self, name: &str) -> Option<File> {

@@ -16,16 +16,20 @@ pub use live::Live;
 
 use super::recovery;
 use crate::{
+    crash::{self, Point},
     doors::workspace::CommitReport,
     effect::{Kind, RunId, Subject},
-    jail::spec::Caller,
+    jail::{
+        outcome::{Facts, NotStarted},
+        spec::Caller,
+    },
     ledger::{
         record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
         Ledger, Timestamp,
     },
     policy::Policy,
 };
-use execute::Run;
+use execute::{Finished, Run};
 use folder::Folder;
 use nix::sys::signal::{SigSet, Signal};
 use std::{
@@ -121,15 +125,6 @@ pub enum RunError {
     /// The ledger cannot take it.
     #[error("the run is refused, because it could not be recorded: {0}")]
     Ledger(#[from] crate::ledger::Error),
-    /// The run's own folder cannot be made.
-    #[error("the run's folder {path}: {source}")]
-    Folder {
-        /// Which.
-        path: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
     /// A resource of this process.
     #[error("{what}: {source}")]
     Own {
@@ -174,14 +169,18 @@ const PASSED_ON: [Signal; 7] = [
 pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<RunReport, RunError> {
     let started = ledger.clock().now();
     let id = ledger.new_run_id();
-    let folder = Folder::create(ledger, &id, &request)?;
+    let folder = Folder::of(ledger, &id);
     let subject = Subject { uid: request.caller.uid, run: Some(id.clone()), agent: None };
     let record = new_record(&id, &request, &subject, started);
     ledger.insert_run(&record)?;
+    crash::reach(Point::RunRecorded);
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
     let since_ns = now_coarse_ns();
     let mut run = Run { ledger, id, subject, folder, live, request, refusals: Vec::new(), denials: 0, since_ns };
-    let (facts, finished) = run.execute(streams)?;
+    let (facts, finished) = match run.folder.make(&run.id, &run.request) {
+        Ok(()) => run.execute(streams)?,
+        Err(reason) => (Facts::NotStarted(NotStarted::Refused(reason)), Finished::nothing()),
+    };
     run.close(facts, finished)
 }
 
