@@ -3,7 +3,7 @@
 //! The programs of these tests are built with the feature `test-switches`, into a target folder of their own, and obey
 //! `TOLLGATE_TEST_WITHOUT`. Where two layers stop an attack, the other one is out in both halves of the proof.
 
-use std::fs;
+use std::process::Command;
 use tollgate_tests::{every_identity, every_way, switches, world::SENTINEL, Finished, Invocation, Listener, World};
 
 /// A command of `tollgate run` with the build that can leave layers out.
