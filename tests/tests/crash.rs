@@ -68,6 +68,69 @@ fn a_killed_supervisor_leaves_the_workspace_before_or_after_its_batch() {
     });
 }
 
+/// The same for `tollgate apply`, which has no run of its own around its batch.
+#[test]
+fn a_killed_apply_leaves_the_workspace_before_or_after_its_batch() {
+    let wanted = rounds_wanted();
+    let identities = if nix::unistd::geteuid().is_root() { 2 } else { 1 };
+    every_identity(|world| {
+        let until = Instant::now() + TIME / identities;
+        prepare(world);
+        let mut whole = None;
+        let (mut version, mut within) = (1, 0);
+        for round in 0..wanted.unwrap_or(ROUNDS) {
+            // One whole apply to measure, and then until a kill came within a batch.
+            if wanted.is_none() && within > 0 && Instant::now() > until {
+                break;
+            }
+            let (before, after) = (version, version + 1);
+            world.run(["--no-apply", "--", "sh", "-c", &script(after)]).finish().expect_status(0);
+            let run = world.last_run()["id"].as_str().expect("an id").to_owned();
+            let began = Instant::now();
+            let mut apply = world.tollgate(["apply", &run]).start();
+            let Some(time) = whole else {
+                apply.wait().expect_status(0);
+                whole = Some(began.elapsed());
+                assert_eq!(version_of(world), Ok(after));
+                version = after;
+                continue;
+            };
+            let folder = world.state.join("runs").join(&run);
+            let under_way = || folder.join("journal").exists() || folder.join("journal.committed").exists();
+            // At any instant, and every other time soon after the workspace begins to change.
+            if round % 2 == 1 {
+                while apply.is_running() && !under_way() {}
+                std::thread::sleep(Duration::mul_f64(time, random() / 40.0));
+            } else {
+                std::thread::sleep(Duration::mul_f64(time, random()));
+            }
+            if apply.is_running() {
+                apply.signal(Signal::SIGKILL);
+            }
+            apply.wait();
+            within += usize::from(under_way());
+            let record = recovered(world, &run);
+            assert_eq!(record["state"], "ended", "{record}");
+            let found = version_of(world).unwrap_or_else(|mixed| panic!("round {round}: {mixed}; {record}"));
+            match record["changes"].as_str().expect("a word") {
+                "pending" => assert_eq!(found, before, "{record}"),
+                "applied" => assert_eq!(found, after, "{record}"),
+                other => panic!("round {round}: {other}: {record}"),
+            }
+            // How the program ended stays, and what is pending can still be applied.
+            assert_eq!(record["outcome"]["type"], "exited", "{record}");
+            if found == before {
+                world.tollgate(["apply", &run]).finish().expect_status(0);
+                assert_eq!(version_of(world), Ok(after));
+            }
+            verify(world, &run, Some(files()));
+            version = after;
+        }
+        eprintln!("{:?}: {within} applies killed within their batch", world.way.identity);
+        assert!(within > 0, "no apply was killed within its batch");
+    });
+}
+
 fn rounds_wanted() -> Option<usize> {
     env::var("TOLLGATE_CRASH_ROUNDS").ok().map(|text| text.parse().expect("a number of rounds"))
 }

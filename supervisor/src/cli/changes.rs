@@ -6,7 +6,7 @@ use crate::{
         quota::Meters,
         stack::{Element, Stack, Wiring},
     },
-    effect::Subject,
+    effect::{RunId, Subject},
     jail::outcome,
     ledger::{
         record::{ChangesState, RunRecord, RunState},
@@ -19,6 +19,7 @@ use crate::{
         tree,
     },
 };
+use rustix::fs::FlockOperation;
 use std::{io::Write, path::Path, process::ExitCode};
 
 /// `tollgate diff`.
@@ -51,9 +52,11 @@ pub fn apply(
     let chain = Stack(vec![Element::Admission(policy.admission.approved())]).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
     let args = apply::Apply { run: record.id.0.clone(), ..args.clone() };
-    let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
-    let report = applied.map_err(|error| failure(&error))?;
-    close(&ledger, record, report.state)?;
+    let report = while_applying(&ledger, &record.id, || {
+        let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
+        let report = applied.map_err(|error| failure(&error))?;
+        Ok((report.state, report))
+    })?;
     match report.failure.is_some() || !report.held.is_empty() {
         true => Ok(ExitCode::from(outcome::ExitCode::NotDone.number())),
         false => Ok(ExitCode::SUCCESS),
@@ -66,17 +69,61 @@ pub fn discard(args: &discard::Discard, state: &Path, talk: &mut dyn Write) -> R
     over(&record)?;
     let ledger = Ledger::open(state).map_err(|error| failure(&error))?;
     let run_dir = ledger.run_dir(&record.id);
-    match Place::open(&run_dir) {
-        Ok(place) => discard::discard(args, &place, talk).map_err(|error| failure(&error))?,
-        // The workspace is gone; what the run would have changed in it can go too.
-        Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. }) => {
-            let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
-            batch::discard(&folder).map_err(|error| failure(&error))?;
+    let args = discard::Discard { run: record.id.0.clone() };
+    while_applying(&ledger, &record.id, || {
+        match Place::open(&run_dir) {
+            Ok(place) => discard::discard(&args, &place, talk).map_err(|error| failure(&error))?,
+            // The workspace is gone; what the run would have changed in it can go too.
+            Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. }) => {
+                let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
+                batch::discard(&folder).map_err(|error| failure(&error))?;
+            }
+            Err(error) => return Err(failure(&error)),
         }
-        Err(error) => return Err(failure(&error)),
-    }
-    close(&ledger, record, ChangesState::Discarded)?;
+        Ok((ChangesState::Discarded, ()))
+    })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Deals with the changes of a run that is over, as its supervisor for that time: killed in the middle, the next
+/// command finds a run that is applying and has no supervisor, and [`crate::service::recovery`] settles it.
+///
+/// The work says where the changes stand after it. When it fails, the run's folder says so.
+///
+/// # Errors
+/// The work's own; when another process deals with the same changes; the ledger's.
+fn while_applying<T>(
+    ledger: &Ledger,
+    run: &RunId,
+    work: impl FnOnce() -> Result<(ChangesState, T), Failure>,
+) -> Result<T, Failure> {
+    let run_dir = ledger.run_dir(run);
+    let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
+    // The lock that recovery takes. It ends with this process, at the latest.
+    if rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::AGAIN) {
+        return Err(busy(run));
+    }
+    let record = ledger.run(&run.0).map_err(|error| failure(&error))?;
+    over(&record)?;
+    let own = std::process::id();
+    let applying = RunRecord {
+        state: RunState::Applying,
+        supervisor_pid: own,
+        supervisor_started: standing::process_started(own).unwrap_or_default(),
+        ..record.clone()
+    };
+    ledger.update_run(&applying).map_err(|error| failure(&error))?;
+    let done = work();
+    let changes = match &done {
+        // A batch with nothing in it leaves the changes where they were.
+        Ok((ChangesState::None, _)) => record.changes,
+        Ok((changes, _)) => *changes,
+        Err(_) => Place::open(&run_dir).and_then(|place| place.standing()).unwrap_or(record.changes),
+    };
+    let closed = ledger.update_run(&RunRecord { changes, ..record }).and_then(|()| ledger.seal_run(run));
+    let (_, done) = done?;
+    closed.map_err(|error| failure(&error))?;
+    Ok(done)
 }
 
 fn open(state: &Path, run: &str) -> Result<(Ledger, RunRecord, OpenPlace), Failure> {
@@ -87,22 +134,21 @@ fn open(state: &Path, run: &str) -> Result<(Ledger, RunRecord, OpenPlace), Failu
 }
 
 fn over(record: &RunRecord) -> Result<(), Failure> {
-    match record.state {
-        RunState::Ended => Ok(()),
-        RunState::Starting | RunState::Running | RunState::Applying => Err(Failure::new(
+    match (record.state, &record.outcome) {
+        (RunState::Ended, _) => Ok(()),
+        (RunState::Applying, Some(_)) => Err(busy(&record.id)),
+        (RunState::Starting | RunState::Running | RunState::Applying, _) => Err(Failure::new(
             format!("run {} is not over", record.id),
             format!("wait for it, or end it with `tollgate kill {}`", record.id),
         )),
     }
 }
 
-fn close(ledger: &Ledger, record: RunRecord, changes: ChangesState) -> Result<(), Failure> {
-    let id = record.id.clone();
-    // A batch with nothing in it leaves the changes where they were.
-    let changes = if changes == ChangesState::None { record.changes } else { changes };
-    ledger.update_run(&RunRecord { changes, ..record }).map_err(|error| failure(&error))?;
-    ledger.seal_run(&id).map_err(|error| failure(&error))?;
-    Ok(())
+fn busy(run: &RunId) -> Failure {
+    Failure::new(
+        format!("another command is applying or discarding the changes of run {run}"),
+        format!("wait for it; `tollgate inspect {run}` says where the changes stand"),
+    )
 }
 
 fn failure(error: &(dyn std::error::Error + 'static)) -> Failure {
