@@ -299,6 +299,8 @@ pub enum ToShim {
     /// Build the jail. Attached: the plan's memory file, then the program's three standard descriptors (those that
     /// are the terminal are /dev/null here).
     Begin,
+    /// The workspace's copy is in `mirror` beside the upper layer: show that.
+    Copied,
     /// Execute the program: the view stands, and that it starts is on disk.
     Execute,
     /// Send this signal to the program's process group.
@@ -321,6 +323,11 @@ pub enum FromShim {
         /// The layer's name.
         layer: String,
         /// Why it is missing.
+        reason: String,
+    },
+    /// The kernel refuses an overlay over the workspace, and a copy is wanted instead: answered by [`ToShim::Copied`].
+    OverlayRefused {
+        /// The object, the call and the error.
         reason: String,
     },
     /// The view stands. Attached: the workspace's directory as the program sees it (`O_PATH`), then the terminal's

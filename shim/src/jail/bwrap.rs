@@ -32,7 +32,8 @@ pub fn launch(
     // As user 0 of a namespace of its own, bubblewrap may mount; outside, that user is the run's unprivileged one.
     step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, 0, 0))?;
     let sources = step("views", || sources.open_the_rest(plan))?;
-    let staged = step("views", || view::stage(&plan.mounts, sources))?;
+    let staged =
+        step("views", || view::stage(&plan.mounts, sources, &|failure| super::ask_for_copy(control, failure)))?;
     let arguments = step("bubblewrap", || arguments(plan, program, &staged))?;
     step("descriptors", || descriptors::leave_for_inside(control, plan_file, &standard))?;
     step("bubblewrap", || {

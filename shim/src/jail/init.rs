@@ -198,7 +198,7 @@ impl Init<'_> {
                 }
                 let _ = killpg(self.program, Signal::SIGCONT);
             }
-            Ok(Some((ToShim::Begin | ToShim::Execute, _))) => {}
+            Ok(Some((ToShim::Begin | ToShim::Copied | ToShim::Execute, _))) => {}
             // The supervisor is gone: the jail ends with it.
             Ok(None) | Err(_) => super::exit(125),
         }

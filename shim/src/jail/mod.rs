@@ -29,7 +29,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     process,
 };
-use step::{step, At};
+use step::{step, At, Failure};
 
 /// The exit status of a shim that could not build the jail; the reason went over the control socket.
 const COULD_NOT_START: i32 = 125;
@@ -102,7 +102,7 @@ fn native(
         step("loopback", ids::raise_loopback)?;
     }
     if !plan.without.contains(&Layer::Mounts) {
-        step("view", || view::build(&plan.mounts, sources))?;
+        step("view", || view::build(&plan.mounts, sources, &|failure| ask_for_copy(control, failure)))?;
     }
     inside(control, plan, standard)
 }
@@ -128,13 +128,27 @@ fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallib
     init::run(control, plan, standard, terminal.map(|terminal| terminal.slave))
 }
 
+/// Has the supervisor copy the workspace, and waits until it has.
+fn ask_for_copy(control: &OwnedFd, refused: Failure) -> Result<(), Failure> {
+    let asked = FromShim::OverlayRefused { reason: refused.summary() };
+    channel::send(control.as_fd(), &asked, &[]).at("sendmsg", "the supervisor")?;
+    loop {
+        match channel::receive::<ToShim>(control.as_fd()) {
+            Ok(Some((ToShim::Copied, _))) => return Ok(()),
+            Ok(Some((ToShim::Begin | ToShim::Execute | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
+            // It could not, and has said why to whoever asked for the run.
+            Ok(None) | Err(_) => exit(COULD_NOT_START),
+        }
+    }
+}
+
 /// Waits for the supervisor's word to execute the program.
 fn wait_for_leave(control: &OwnedFd) {
     loop {
         match channel::receive::<ToShim>(control.as_fd()) {
             Ok(Some((ToShim::Execute, _))) => return,
             // There is no program yet that a signal could be for.
-            Ok(Some((ToShim::Begin | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
+            Ok(Some((ToShim::Begin | ToShim::Copied | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
             Ok(None) | Err(_) => exit(COULD_NOT_START),
         }
     }

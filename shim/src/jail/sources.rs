@@ -31,8 +31,9 @@ pub enum Source {
     None,
     /// The tree it shows.
     Tree(OwnedFd),
-    /// The tree below an overlay, and the folder that holds its own layer and scratch directory.
-    Layers { lower: OwnedFd, own: OwnedFd },
+    /// The tree below an overlay, or why it cannot be shown so, and the folder that holds its own layer and scratch
+    /// directory.
+    Layers { lower: Result<OwnedFd, Failure>, own: OwnedFd },
 }
 
 /// Opens all sources if the caller is privileged, none otherwise.
@@ -78,11 +79,12 @@ fn open(mount: &Mount, mapping: Option<&OwnedFd>) -> Result<Source, Failure> {
         Mount::View { source, optional, .. } => tree(source, QUIET | sys::MOUNT_ATTR_RDONLY, mapping, *optional),
         Mount::Overlay { lower, upper, .. } => {
             let own = upper.to_path().parent().map(Path::to_path_buf).unwrap_or_default();
-            let lower = tree(lower, QUIET | sys::MOUNT_ATTR_RDONLY, mapping, false)?;
+            let lower = tree(lower, QUIET | sys::MOUNT_ATTR_RDONLY, mapping, false);
             // The run's own layer belongs to the run's user already, so it needs no map.
             let own = tree(&Bytes::from(own), QUIET, None, false)?;
             match (lower, own) {
-                (Source::Tree(lower), Source::Tree(own)) => Ok(Source::Layers { lower, own }),
+                (Ok(Source::Tree(lower)), Source::Tree(own)) => Ok(Source::Layers { lower: Ok(lower), own }),
+                (Err(failure), Source::Tree(own)) => Ok(Source::Layers { lower: Err(failure), own }),
                 _ => Ok(Source::None),
             }
         }

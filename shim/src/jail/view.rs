@@ -32,20 +32,26 @@ const STAGE: &str = ".stage";
 /// Directories that a private root can be mounted on before it becomes the root.
 const BASES: [&str; 4] = ["/tmp", "/run", "/mnt", "/var"];
 
+/// The directory beside an overlay's upper layer that a copy of the workspace is in, where one has to serve instead.
+const COPY: &str = "mirror";
+
+/// Has the supervisor copy the workspace, because the kernel refused an overlay over it.
+pub type AskForCopy<'a> = &'a dyn Fn(Failure) -> Result<(), Failure>;
+
 /// Builds the view and makes it the root.
-pub fn build(mounts: &[Mount], sources: Sources) -> Result<(), Failure> {
+pub fn build(mounts: &[Mount], sources: Sources, ask: AskForCopy<'_>) -> Result<(), Failure> {
     // Nothing mounted on the host from now on may appear here.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .at("mount(MS_PRIVATE)", "/")?;
     let root = Root::create()?;
     for (place, (mount, source)) in mounts.iter().zip(sources.into_ordered()).enumerate() {
-        root.add(place, mount, source)?;
+        root.add(place, mount, source, ask)?;
     }
     root.enter()
 }
 
 /// Mounts what a view for bubblewrap is made of, each at a path of the host's side, and gives those paths.
-pub fn stage(mounts: &[Mount], sources: Sources) -> Result<Vec<Option<PathBuf>>, Failure> {
+pub fn stage(mounts: &[Mount], sources: Sources, ask: AskForCopy<'_>) -> Result<Vec<Option<PathBuf>>, Failure> {
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
         .at("mount(MS_PRIVATE)", "/")?;
     let root = Root::create()?;
@@ -79,7 +85,7 @@ pub fn stage(mounts: &[Mount], sources: Sources) -> Result<Vec<Option<PathBuf>>,
         staged.push(match (moved, source) {
             (None, _) | (Some(_), Source::None) => None,
             (Some(moved), source) => {
-                root.add(place, &moved, source)?;
+                root.add(place, &moved, source, ask)?;
                 Some(root.base.join(format!("staged/{place}")))
             }
         });
@@ -118,7 +124,7 @@ impl Root {
         Ok(Root { base, directory, last_parent: RefCell::new(None) })
     }
 
-    fn add(&self, place: usize, mount: &Mount, source: Source) -> Result<(), Failure> {
+    fn add(&self, place: usize, mount: &Mount, source: Source, ask: AskForCopy<'_>) -> Result<(), Failure> {
         match (mount, source) {
             (Mount::Bind { target, .. }, Source::Tree(tree)) => self.attach(&tree, target),
             (Mount::Bind { .. } | Mount::View { .. } | Mount::Overlay { .. }, Source::None) => Ok(()),
@@ -136,12 +142,24 @@ impl Root {
                 }
             }
             (Mount::Overlay { target, lower: shown, upper, work }, Source::Layers { lower, own }) => {
-                let lower = self.stage(&format!("{place}"), &lower)?.display().to_string();
                 let own = self.stage(&format!("{place}-own"), &own)?;
                 let inside = |path: &Bytes| own.join(path.to_path().file_name().unwrap_or_default());
                 let (upper, work) = (inside(upper).display().to_string(), inside(work).display().to_string());
-                let layers = [(c"lowerdir", &lower), (c"upperdir", &upper), (c"workdir", &work)];
-                self.attach(&overlay(&layers, 0, shown)?, target)
+                let layered = lower.and_then(|lower| {
+                    let lower = self.stage(&format!("{place}"), &lower)?.display().to_string();
+                    overlay(&[(c"lowerdir", &lower), (c"upperdir", &upper), (c"workdir", &work)], 0, shown)
+                });
+                let tree = match layered {
+                    Ok(overlay) => overlay,
+                    Err(failure) => {
+                        ask(failure)?;
+                        let copy = own.join(COPY);
+                        let path = CString::new(copy.as_os_str().as_bytes()).map_err(io::Error::from);
+                        let path = path.at("open_tree", copy.display())?;
+                        sys::open_tree(nix::fcntl::AT_FDCWD, &path, 0).at("open_tree", copy.display())?
+                    }
+                };
+                self.attach(&tree, target)
             }
             (Mount::Proc { target }, _) => self.add_proc(target),
             (Mount::Dev { target, shm_bytes }, _) => self.add_dev(&target.to_path(), *shm_bytes),

@@ -270,7 +270,7 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     if !failed {
         return Ok(());
     }
-    for degraded in &record.degraded {
+    for degraded in record.degraded.iter().filter(|degraded| !report.notes.contains(degraded)) {
         // The bracket says why, at length; whoever wants to know asks.
         let short = degraded.split_once(" (").map_or(degraded.as_str(), |(short, _)| short);
         writeln!(talk, "  degraded: {} (`tollgate inspect {}` says why)", escape(short), record.id)?;

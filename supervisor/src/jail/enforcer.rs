@@ -128,9 +128,24 @@ pub struct Enforcer {
     group: Option<Arc<Group>>,
     /// The scope to be asked for once there is a process to put into it.
     scope: Option<Manager>,
-    layer: Option<PathBuf>,
+    layer: Option<Layer>,
     degraded: Vec<String>,
     watching: Option<Watching>,
+}
+
+/// The run's own layer of the workspace.
+#[derive(Clone, Debug)]
+struct Layer {
+    path: PathBuf,
+    /// What it held before the program began, which the program did not write.
+    before: u64,
+}
+
+impl Layer {
+    fn held(&self) -> watch::Held {
+        let held = watch::held_by(&self.path);
+        watch::Held { bytes: held.bytes.saturating_sub(self.before), ..held }
+    }
 }
 
 #[derive(Debug)]
@@ -212,7 +227,14 @@ impl Enforcer {
     /// Names the directory that holds the run's own layer of the workspace, for `write_bytes`. Call it before
     /// [`Enforcer::start_watch`].
     pub fn measure_layer(&mut self, layer: PathBuf) {
-        self.layer = Some(layer);
+        self.layer = Some(Layer { path: layer, before: 0 });
+    }
+
+    /// As [`Enforcer::measure_layer`], for a copy of the workspace: what it holds by now is not the program's, so only
+    /// its growth counts.
+    pub fn measure_copy(&mut self, copy: PathBuf) {
+        let before = watch::held_by(&copy).bytes;
+        self.layer = Some(Layer { path: copy, before });
     }
 
     /// Calls `spawn` so that the process it starts is born inside the run's groups where that can be had, which saves
@@ -421,7 +443,7 @@ impl Enforcer {
         let measured = state.usage.write_bytes;
         state.usage = Usage { write_bytes: measured, ..usage };
         let Some(layer) = &self.layer else { return };
-        state.usage.write_bytes = watch::held_by(layer).bytes;
+        state.usage.write_bytes = layer.held().bytes;
         let used = state.usage.write_bytes;
         if let (None, Some(limit)) = (state.exceeded, self.limits.write_bytes.value()) {
             if used > limit {
@@ -587,7 +609,7 @@ struct Watcher {
     limits: Limits,
     mechanisms: Mechanisms,
     group: Option<Arc<Group>>,
-    layer: Option<PathBuf>,
+    layer: Option<Layer>,
     tree: watch::TreeWatch,
     layer_due: Instant,
     parallel: u32,
@@ -674,7 +696,7 @@ impl Watcher {
         if let (Some(limit), Some(layer)) = (self.limits.write_bytes.value(), &self.layer) {
             if now >= self.layer_due {
                 let begun = Instant::now();
-                let held = watch::held_by(layer);
+                let held = layer.held();
                 self.layer_due = Instant::now() + LAYER_INTERVAL_MIN.max(begun.elapsed() * MEASURING_SHARE);
                 state.usage.write_bytes = held.bytes;
                 let used = if held.too_deep { u64::MAX } else { held.bytes };

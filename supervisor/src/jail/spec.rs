@@ -383,7 +383,7 @@ fn workspace_mount(inputs: &Inputs) -> Mount {
             target,
         },
         Store::Mirror => Mount::Bind {
-            source: inputs.run_dir.join("mirror").into(),
+            source: inputs.run_dir.join("layer/mirror").into(),
             target,
             access: Access::ReadWrite,
             optional: false,

@@ -453,7 +453,7 @@ pub fn discard(run_dir: &OwnedFd) -> Result<(), ApplyError> {
 /// [`ApplyError::Ours`].
 pub fn remove_layer(run_dir: &OwnedFd) -> Result<(), ApplyError> {
     let remove = |name| tree::remove(run_dir.as_fd(), OsStr::new(name)).map_err(ours("remove the run's layer"));
-    ["layer", "stage", layer::MIRROR].into_iter().try_for_each(remove)
+    ["layer", "stage"].into_iter().try_for_each(remove)
 }
 
 /// The manifests of the batches that a run applied, oldest first, with their directories' names.

@@ -23,8 +23,9 @@ const TEMPORARY: &str = "detached.new";
 /// The layer's directory below a run's own.
 pub const UPPER: &str = "layer/upper";
 
-/// The mirror's directory below a run's own.
-pub const MIRROR: &str = "mirror";
+/// The mirror's directory below a run's own: beside an overlay's, whose mount the jail has already when a copy turns out
+/// to be needed.
+pub const MIRROR: &str = "layer/mirror";
 
 /// Takes these changes, which a batch has just applied, out of the layer or mirror below `run_dir`.
 ///

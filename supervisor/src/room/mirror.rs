@@ -1,6 +1,6 @@
 //! A copy of the workspace, where the kernel refuses an overlay.
 //!
-//! The run works in `<run>/mirror`; `<run>/mirror.json` says what each path was when it was copied. Blocks are shared
+//! The run works in `<run>/layer/mirror`; `<run>/mirror.json` says what each path was when it was copied. Blocks are shared
 //! where the file system can. The size is bounded: a copy that would fill the disk is refused before it begins.
 //! Reading the changes back costs one stat a file and no read of what the run did not touch.
 
@@ -24,11 +24,14 @@ pub const DEFAULT_MAX_BYTES: u64 = 4 << 30;
 
 const MANIFEST: &str = "mirror.json";
 
+/// The copy, in the folder of the run's layer.
+const NAME: &str = "mirror";
+
 /// Why there is no mirror.
 #[derive(Debug, thiserror::Error)]
 pub enum MirrorError {
     /// The workspace is larger than the bound.
-    #[error("the workspace takes more than {max_bytes} bytes on disk, too much to copy for a run without an overlay; use a smaller folder, or put the state directory (TOLLGATE_STATE) on a file system with user extended attributes so that an overlay works")]
+    #[error("the workspace takes more than {max_bytes} bytes on disk, too much to copy for a run without an overlay; name a smaller folder with --workspace, or put the state directory (TOLLGATE_STATE) on a file system with user extended attributes so that an overlay works")]
     TooLarge {
         /// The bound.
         max_bytes: u64,
@@ -65,7 +68,7 @@ struct Entry {
     ctime_ns: i64,
 }
 
-/// Copies the workspace to `<run>/mirror` and gives a handle of it.
+/// Copies the workspace to `<run>/layer/mirror` and gives a handle of it.
 ///
 /// With an owner, the copies belong to that user and group: the jail's on the host. FIFOs, sockets, devices and what
 /// other mounts hold are left out.
@@ -78,10 +81,12 @@ pub fn create(
     max_bytes: u64,
     owner: Option<(u32, u32)>,
 ) -> Result<OwnedFd, MirrorError> {
-    let clear = || tree::remove(run_dir.as_fd(), OsStr::new("mirror"));
+    let layer = tree::open_directory(run_dir.as_fd(), Path::new("layer"), kernel::OFlags::RDONLY);
+    let layer = layer.map_err(|source| MirrorError::Ours { deed: "open the folder", source })?;
+    let clear = || tree::remove(layer.as_fd(), OsStr::new(NAME));
     clear().map_err(|source| MirrorError::Ours { deed: "remove an old copy", source })?;
     let nodes = measure(workspace.as_fd(), max_bytes)?;
-    copy(workspace, run_dir, &nodes, owner).inspect_err(|_| {
+    copy(workspace, run_dir, &layer, &nodes, owner).inspect_err(|_| {
         let _ = clear();
     })
 }
@@ -128,12 +133,12 @@ fn measure(workspace: BorrowedFd<'_>, max_bytes: u64) -> Result<Vec<(PathBuf, St
 fn copy(
     workspace: &OwnedFd,
     run_dir: &OwnedFd,
+    layer: &OwnedFd,
     nodes: &[(PathBuf, Stat)],
     owner: Option<(u32, u32)>,
 ) -> Result<OwnedFd, MirrorError> {
     let ours = |deed| move |source| MirrorError::Ours { deed, source };
-    let mirror =
-        tree::ensure_directory_at(run_dir.as_fd(), OsStr::new("mirror")).map_err(ours("make the directory"))?;
+    let mirror = tree::ensure_directory_at(layer.as_fd(), OsStr::new(NAME)).map_err(ours("make the directory"))?;
     let mut links: HashMap<u64, PathBuf> = HashMap::new();
     for (path, stat) in nodes {
         let failed = |source| MirrorError::Copy { path: printable(path), source };
@@ -156,7 +161,7 @@ fn copy(
     let root = kernel::fstat(workspace).map_err(|error| ours("read the mode")(error.into()))?;
     tree::set_mode(mirror.as_fd(), tree::permissions(&root) | 0o700).map_err(ours("set the mode"))?;
     if let Some((uid, gid)) = owner {
-        tree::set_owner_at(run_dir.as_fd(), OsStr::new("mirror"), uid, gid).map_err(ours("set the owner"))?;
+        tree::set_owner_at(layer.as_fd(), OsStr::new(NAME), uid, gid).map_err(ours("set the owner"))?;
     }
     let mut manifest = Vec::with_capacity(nodes.len());
     for (path, stat) in nodes {
@@ -341,7 +346,7 @@ mod tests {
         symlink("nowhere", root.join("l")).unwrap();
         let fixture = fixture.started();
         let mirror = create(&fixture.workspace, &fixture.run_dir, DEFAULT_MAX_BYTES, None).unwrap();
-        let path = fixture.run_path().join("mirror");
+        let path = fixture.run_path().join("layer/mirror");
         (fixture, mirror, path)
     }
 
@@ -394,6 +399,6 @@ mod tests {
             create(&fixture.workspace, &fixture.run_dir, 1 << 16, None),
             Err(MirrorError::TooLarge { .. })
         ));
-        assert!(!fixture.run_path().join("mirror").exists());
+        assert!(!fixture.run_path().join("layer/mirror").exists());
     }
 }

@@ -280,7 +280,7 @@ enum Layer {
 fn remove_leftovers(folder: &OwnedFd, layer: Layer) -> io::Result<()> {
     let mut names = vec![control::SOCKET, "door", "contents"];
     match layer {
-        Layer::Removed => names.extend(["layer", "mirror"]),
+        Layer::Removed => names.push("layer"),
         Layer::Kept => match tree::open_directory(folder.as_fd(), Path::new("layer"), OFlags::RDONLY) {
             Ok(layer) => tree::remove(layer.as_fd(), OsStr::new("work"))?,
             Err(error) if tree::absent(&error) => {}

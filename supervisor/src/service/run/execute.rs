@@ -69,6 +69,8 @@ pub(super) struct Run<'a> {
     pub(super) refusals: Vec<Refusal>,
     pub(super) denials: u64,
     pub(super) since_ns: i64,
+    /// Why a copy of the workspace serves instead of the overlay that was wanted.
+    pub(super) copied: Option<String>,
 }
 
 /// A jail while it stands, with what serves it.
@@ -113,7 +115,12 @@ impl Run<'_> {
         if let Err(reason) = self.prepare_store(store) {
             return refused(reason);
         }
-        enforcer.measure_layer(self.folder.path.join("layer/upper"));
+        match store {
+            Store::Mirror => enforcer.measure_copy(self.folder.mirror()),
+            Store::Overlay | Store::ReadOnly | Store::Hidden => {
+                enforcer.measure_layer(self.folder.path.join("layer/upper"));
+            }
+        }
         let terminal = terminal_of(&streams);
         let plan = match self.plan(&enforcer, store, terminal) {
             Ok(plan) => plan,
@@ -217,6 +224,8 @@ impl Run<'_> {
                 self.denials
             ));
         }
+        notes.extend(self.copied.clone());
+        let store = if self.copied.is_some() { Store::Mirror } else { store };
         let memory_kill = enforcer.memory_kill();
         let limits = &self.request.policy.limits;
         let backstops = Backstops {
@@ -261,6 +270,7 @@ impl Run<'_> {
             Event::Shim(FromShim::Degraded { layer, reason }, _) => {
                 self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
             }
+            Event::Shim(FromShim::OverlayRefused { reason }, _) => self.copy_instead(&reason, progress, jail),
             Event::Shim(FromShim::StepFailed(mut failed), _) => {
                 if failed.remedy.is_empty() && failed.errno != libc::ENOENT {
                     failed.remedy = match failed.step.as_str() {
@@ -298,6 +308,24 @@ impl Run<'_> {
                 jail.enforcer.kill();
             }
             Event::JailGone => {}
+        }
+    }
+
+    /// Gives the run a copy of its workspace, because the kernel refused an overlay over it. The guarantee is the
+    /// same, so this is no matter of enforcement; only the time and the space are not.
+    fn copy_instead(&mut self, refused: &str, progress: &mut Progress, jail: &mut Standing) {
+        if let Err(reason) = self.prepare_store(Store::Mirror) {
+            let reason =
+                format!("an overlay over the workspace is refused ({refused}), and so is a copy of it: {reason}");
+            progress.failed = Some(NotStarted::Refused(reason));
+            return jail.shim.close();
+        }
+        jail.enforcer.measure_copy(self.folder.mirror());
+        let note = format!("overlay: {refused}; the run worked on a copy of the workspace instead");
+        self.live.change(|record| record.degraded.push(note.clone()));
+        self.copied = Some(note);
+        if let Err(error) = jail.shim.tell(&ToShim::Copied) {
+            tracing::debug!(%error, "the jail is gone already");
         }
     }
 

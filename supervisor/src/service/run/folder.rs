@@ -5,6 +5,7 @@ use crate::{
     effect::RunId,
     jail::spec::{self, Privilege, Store},
     ledger::Ledger,
+    room::layer,
 };
 use std::{
     fs::{DirBuilder, File},
@@ -55,6 +56,11 @@ impl Folder {
         File::options().create(true).append(true).mode(0o600).open(self.path.join(name)).ok()
     }
 
+    /// Where a copy of the workspace is, if the run works on one.
+    pub(super) fn mirror(&self) -> PathBuf {
+        self.path.join(layer::MIRROR)
+    }
+
     /// Whether there is anything that could be applied. A mirror shows that only when it is compared.
     pub(super) fn has_changes(&self, store: Store) -> bool {
         let upper = self.path.join("layer/upper");
@@ -69,7 +75,6 @@ impl Folder {
         remove_tree(&self.path.join("layer/work"));
         if !keep_layer {
             remove_tree(&self.path.join("layer"));
-            remove_tree(&self.path.join("mirror"));
         }
     }
 }

@@ -96,14 +96,14 @@ impl Run<'_> {
         let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
         let folder = open(&self.folder.path)?;
         let shift = self.own_ids().map(|own| batch::IdShift { from: own, to: self.owner() });
-        Place::create(&folder, &self.id, &self.request.workspace, self.since_ns, shift, view)
-            .map_err(|error| error.to_string())?;
+        // First: until the copy is whole, a crash leaves a run that changed nothing.
         if view == View::Mirror {
             let workspace = open(&self.request.workspace)?;
             mirror::create(&workspace, &folder, mirror::DEFAULT_MAX_BYTES, self.own_ids())
                 .map_err(|error| error.to_string())?;
         }
-        Ok(())
+        let created = Place::create(&folder, &self.id, &self.request.workspace, self.since_ns, shift, view);
+        created.map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// Whose the workspace is on the host.
