@@ -11,3 +11,4 @@ pub mod seccomp;
 pub mod spec;
 pub mod streams;
 pub mod watch;
+pub mod worktree;

@@ -22,6 +22,8 @@ pub struct Context {
     pub workspace: PathBuf,
     /// Whether it is read-only for this run.
     pub read_only: bool,
+    /// What a linked git worktree shares with its repository, which is shown read-only.
+    pub shared_git: Option<PathBuf>,
     /// Who acts.
     pub subject: Subject,
     /// Where.
@@ -80,6 +82,23 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
         return context.read_only.then_some((kind, Resource::Workspace { path }, answer));
     }
     let resource = Resource::Host { path: shown.clone() };
+    if let Some(common) = context.shared_git.as_ref().filter(|common| object.starts_with(common)) {
+        if denied.errno == libc::EROFS {
+            let answer = Answer::refused(
+                "view",
+                format!(
+                    "`{shown}` was not changed: this folder is a linked git worktree, and what it shares with its \
+                     repository is shown read-only"
+                ),
+                format!(
+                    "the files themselves can be changed: commit on the host when the run is over, or work in a clone \
+                     of {}",
+                    spelled(common)
+                ),
+            );
+            return Some((kind, resource, answer));
+        }
+    }
     if denied.errno == libc::EROFS {
         let answer = Answer::refused(
             "view",
@@ -212,7 +231,7 @@ mod tests {
 
     fn context(read_only: bool) -> Context {
         let subject = Subject { uid: 1000, run: None, agent: None };
-        Context { workspace: "/w".into(), read_only, subject, room: None }
+        Context { workspace: "/w".into(), read_only, shared_git: None, subject, room: None }
     }
 
     #[test]

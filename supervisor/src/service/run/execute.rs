@@ -17,11 +17,13 @@ use crate::{
         probe,
         spec::Store,
         streams::{self, OutputMeter},
+        worktree::Linked,
     },
     ledger::{
         record::{OutcomeType, RunState, Usage},
         Draft, Ledger,
     },
+    policy::WorkspaceAccess,
 };
 use nix::{
     sys::{
@@ -33,6 +35,7 @@ use nix::{
 use std::{
     io,
     os::fd::AsFd,
+    path::Path,
     sync::{mpsc, Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -71,6 +74,8 @@ pub(super) struct Run<'a> {
     pub(super) since_ns: i64,
     /// Why a copy of the workspace serves instead of the overlay that was wanted.
     pub(super) copied: Option<String>,
+    /// What the workspace leads to, if it is a linked git worktree.
+    pub(super) linked: Option<Linked>,
 }
 
 /// A jail while it stands, with what serves it.
@@ -187,6 +192,7 @@ impl Run<'_> {
         let context = denials::Context {
             workspace: self.request.workspace.clone(),
             read_only: store == Store::ReadOnly,
+            shared_git: self.shared_git().map(Path::to_owned),
             subject: self.subject.clone(),
             room: None,
         };
@@ -225,6 +231,10 @@ impl Run<'_> {
             ));
         }
         notes.extend(self.copied.clone());
+        if let Some(Linked::Refused { named, reason }) = &self.linked {
+            let named = denials::spelled(named);
+            notes.push(format!("`.git` leads to {named}, which was not shown to the run: {reason}"));
+        }
         let store = if self.copied.is_some() { Store::Mirror } else { store };
         let memory_kill = enforcer.memory_kill();
         let limits = &self.request.policy.limits;
@@ -326,6 +336,15 @@ impl Run<'_> {
         self.copied = Some(note);
         if let Err(error) = jail.shim.tell(&ToShim::Copied) {
             tracing::debug!(%error, "the jail is gone already");
+        }
+    }
+
+    /// What a linked git worktree shares with its repository, where that is shown.
+    pub(super) fn shared_git(&self) -> Option<&Path> {
+        let visible = self.request.policy.jail.workspace != WorkspaceAccess::Hidden;
+        match &self.linked {
+            Some(Linked::Shared(common)) if visible => Some(common),
+            Some(Linked::Shared(_) | Linked::Refused { .. }) | None => None,
         }
     }
 

@@ -22,6 +22,7 @@ use crate::{
     jail::{
         outcome::{Facts, NotStarted},
         spec::Caller,
+        worktree,
     },
     ledger::{
         record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
@@ -176,8 +177,20 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     crash::reach(Point::RunRecorded);
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
     let since_ns = now_coarse_ns();
-    let mut run =
-        Run { ledger, id, subject, folder, live, request, refusals: Vec::new(), denials: 0, since_ns, copied: None };
+    let linked = worktree::linked(&request.workspace, request.caller.uid);
+    let mut run = Run {
+        ledger,
+        id,
+        subject,
+        folder,
+        live,
+        request,
+        refusals: Vec::new(),
+        denials: 0,
+        since_ns,
+        copied: None,
+        linked,
+    };
     let (facts, finished) = match run.folder.make(&run.id, &run.request) {
         Ok(()) => run.execute(streams)?,
         Err(reason) => (Facts::NotStarted(NotStarted::Refused(reason)), Finished::nothing()),

@@ -51,7 +51,7 @@ impl Run<'_> {
             return Err(format!("{} is Tollgate's own: no run may see it", self.request.workspace.display()));
         }
         let views = self.request.policy.jail.views.iter().filter_map(|view| view.path.canonicalize().ok());
-        for view in views {
+        for view in views.chain(self.shared_git().map(Path::to_owned)) {
             // Files are made in these: a read-only view over them would leave no room.
             if ["/etc", "/run", "/home", "/var", "/tmp"].iter().any(|made| view == Path::new(made)) {
                 return Err(format!(
@@ -148,23 +148,20 @@ impl Run<'_> {
             environment.retain(|(known, _)| known.to_str() != Some(name));
             environment.push((name.into(), value.into()));
         }
+        let mut views: Vec<Bind> = policy.jail.views.iter().map(view).collect();
+        if let Some(common) =
+            self.shared_git().filter(|common| !views.iter().any(|view| common.starts_with(&view.target)))
+        {
+            let (source, target) = (common.to_owned(), common.to_owned());
+            let access = tollgate_shim::protocol::Access::ReadOnly;
+            views.push(Bind { source, target, access, presence: Presence::Required });
+            // It cannot be written, so git need not try to refresh its index each time it looks (git(1)).
+            environment.push(("GIT_OPTIONAL_LOCKS".into(), "0".into()));
+        }
         let inputs = Inputs {
             run: self.id.clone(),
             profile,
-            views: policy
-                .jail
-                .views
-                .iter()
-                .map(|view| Bind {
-                    source: view.path.clone(),
-                    target: view.path.clone(),
-                    access: tollgate_shim::protocol::Access::ReadOnly,
-                    presence: match view.presence {
-                        policy::Presence::Required => Presence::Required,
-                        policy::Presence::Optional => Presence::Optional,
-                    },
-                })
-                .collect(),
+            views,
             workspace: self.request.workspace.clone(),
             store,
             hidden: hidden(policy, &self.request.workspace)?,
@@ -248,6 +245,18 @@ impl Run<'_> {
     pub(super) fn view_stands(&self, view: OwnedFd, doors: &Doors) {
         let identity = self.own_ids().map(|(uid, gid)| Identity { uid, gid });
         doors.files.arrive(WorkspaceFiles::new(view, doors.contents.clone(), identity), doors.hidden.clone());
+    }
+}
+
+fn view(view: &policy::View) -> Bind {
+    Bind {
+        source: view.path.clone(),
+        target: view.path.clone(),
+        access: tollgate_shim::protocol::Access::ReadOnly,
+        presence: match view.presence {
+            policy::Presence::Required => Presence::Required,
+            policy::Presence::Optional => Presence::Optional,
+        },
     }
 }
 
