@@ -108,5 +108,6 @@ fn record(id: &RunId) -> RunRecord {
         supervisor_pid: std::process::id(),
         supervisor_started: 1,
         changes: ChangesState::None,
+        chain: Vec::new(),
     }
 }

@@ -104,6 +104,16 @@ impl fmt::Display for Origin {
     }
 }
 
+impl Origin {
+    /// The rule as a receipt names it: place first, as in `python.toml:12 deny fs/write on "**/.env"`.
+    pub fn cited(&self) -> String {
+        match self.line {
+            0 => format!("{}: {}", self.file, self.text),
+            line => format!("{}:{line} {}", self.file, self.text),
+        }
+    }
+}
+
 /// What an admission says about one effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ruling {
@@ -210,11 +220,11 @@ impl Admission {
         };
         let everything = Finding::Allow(built_in("no policy restricts the run"));
         // `min_by` keeps the first of equals, and layers are sorted, so the origin does not depend on the order in
-        // which layers were added.
+        // which layers were added. A rule that somebody wrote says more than one of ours.
         self.layers
             .iter()
             .flat_map(|layer| objects.paths.iter().map(move |path| layer.examine(effect, *path)))
-            .min_by(|one, other| one.strictness().cmp(&other.strictness()))
+            .min_by_key(|finding| (finding.strictness(), finding.is_written()))
             .unwrap_or(everything)
     }
 }
@@ -494,6 +504,13 @@ enum Finding<'a> {
     Unmatched { layer: &'a Layer, path: Option<String> },
 }
 
+/// Whether a rule stands in a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Written {
+    Yes,
+    No,
+}
+
 impl Finding<'_> {
     /// The strictest finding decides. A deny comes before an unmatched effect because it has a rule to show.
     fn strictness(&self) -> u8 {
@@ -502,6 +519,14 @@ impl Finding<'_> {
             Finding::Unmatched { .. } => 1,
             Finding::Ask(_) => 2,
             Finding::Allow(_) => 3,
+        }
+    }
+
+    /// Whether the rule stands in a file: [`Written::No`] sorts last.
+    fn is_written(&self) -> Written {
+        match self {
+            Finding::Allow(origin) | Finding::Ask(origin) | Finding::Deny(origin) if origin.line == 0 => Written::No,
+            Finding::Allow(_) | Finding::Ask(_) | Finding::Deny(_) | Finding::Unmatched { .. } => Written::Yes,
         }
     }
 }
@@ -576,10 +601,12 @@ impl Handler for Admission {
 
     fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
         let refusal = match self.examine(effect) {
-            Finding::Allow(_) => return next.run(effect),
-            Finding::Ask(origin) => ask(effect, &origin),
-            Finding::Deny(origin) if origin.line == 0 => deny_always(effect, &origin),
-            Finding::Deny(origin) => deny(effect, &origin),
+            Finding::Allow(origin) => {
+                return Box::pin(async move { next.run(effect).await.by_rule(origin.cited()) });
+            }
+            Finding::Ask(origin) => ask(effect, &origin).by_rule(origin.cited()),
+            Finding::Deny(origin) if origin.line == 0 => deny_always(effect, &origin).by_rule(origin.cited()),
+            Finding::Deny(origin) => deny(effect, &origin).by_rule(origin.cited()),
             Finding::Unmatched { layer, path } => unmatched(effect, layer, path.as_deref()),
         };
         Box::pin(std::future::ready(refusal))

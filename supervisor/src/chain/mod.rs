@@ -99,7 +99,12 @@ impl Chain {
 
     /// The handlers' names, outermost first, in one line.
     pub fn describe(&self) -> String {
-        self.handlers.iter().map(|handler| handler.name()).chain(["world"]).collect::<Vec<_>>().join(" → ")
+        self.names().join(" → ")
+    }
+
+    /// The handlers' names, outermost first, and `world` at the end.
+    pub fn names(&self) -> Vec<&'static str> {
+        self.handlers.iter().map(|handler| handler.name()).chain(["world"]).collect()
     }
 }
 
@@ -132,6 +137,9 @@ pub struct Answer {
     pub reason: String,
     /// What to change for it to be allowed; empty when allowed.
     pub hint: String,
+    /// The rule behind the decision, with the place where it is written, as in
+    /// `python.toml:12 deny fs/write on "**/.env"`; none where no rule had a part in it.
+    pub rule: Option<String>,
     /// Whether a fault handler made this up.
     pub injected: bool,
     /// The result as data, for the one who asked.
@@ -152,6 +160,7 @@ impl Answer {
             decided_by: "world",
             reason: String::new(),
             hint: String::new(),
+            rule: None,
             injected: false,
             value,
             body: None,
@@ -174,6 +183,13 @@ impl Answer {
     /// The world was asked and failed.
     pub fn failed(reason: impl Into<String>, hint: impl Into<String>) -> Answer {
         Answer { decision: Decision::Failed, ..Answer::refused("world", reason, hint) }
+    }
+
+    /// The same, decided by this rule. One that a handler further in has named stays.
+    #[must_use]
+    pub fn by_rule(mut self, rule: impl Into<String>) -> Answer {
+        self.rule.get_or_insert_with(|| rule.into());
+        self
     }
 
     /// Whether the asker got what it asked for.

@@ -328,6 +328,7 @@ pub(crate) mod tests {
             supervisor_pid: std::process::id(),
             supervisor_started: 0,
             changes: ChangesState::None,
+            chain: Vec::new(),
         }
     }
 

@@ -61,6 +61,33 @@ impl Ledger {
         }
     }
 
+    /// The digests of every blob that is stored, in their order.
+    ///
+    /// # Errors
+    ///
+    /// When the store cannot be listed.
+    pub fn blobs(&self) -> Result<Vec<Digest>> {
+        let store = self.state().join("blobs");
+        let names = |folder: &Path| -> Result<Vec<std::ffi::OsString>> {
+            let listed = match fs::read_dir(folder) {
+                Ok(entries) => entries.map(|entry| entry.map(|entry| entry.file_name())).collect(),
+                Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(Vec::new()),
+                Err(error) => Err(error),
+            };
+            listed.map_err(|source| io("list", folder, source))
+        };
+        let mut found = Vec::new();
+        for folder in names(&store)? {
+            for name in names(&store.join(&folder))? {
+                // Anything else, such as what a killed process was writing, is no blob.
+                let digest = folder.to_str().zip(name.to_str()).map(|(folder, name)| format!("{folder}{name}"));
+                found.extend(digest.and_then(|digest| digest.parse::<Digest>().ok()));
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
     /// Where the blob with this digest lies, or would lie.
     pub fn blob_path(&self, digest: &Digest) -> PathBuf {
         let name = digest.to_string();

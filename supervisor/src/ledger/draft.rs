@@ -36,6 +36,9 @@ pub struct Draft {
     pub reason: String,
     /// What to change.
     pub hint: String,
+    /// The rule behind it, and where it is written.
+    #[serde(default)]
+    pub rule: Option<String>,
     /// Whether it may be repeated.
     pub idempotency: Idempotency,
     /// Whether a fault handler made the answer up.
@@ -80,6 +83,7 @@ impl Draft {
             decided_by: answer.decided_by.to_owned(),
             reason: answer.reason.clone(),
             hint: answer.hint.clone(),
+            rule: answer.rule.clone(),
             idempotency: effect.kind.declaration().idempotency,
             injected: answer.injected,
             started,
@@ -139,6 +143,7 @@ impl Draft {
             decided_by: self.decided_by.clone(),
             reason: self.reason.clone(),
             hint: self.hint.clone(),
+            rule: self.rule.clone(),
             idempotency: self.idempotency,
             injected: self.injected,
             started_at: self.started.to_string(),

@@ -100,7 +100,7 @@ pub enum Error {
         source: Arc<rusqlite::Error>,
     },
     /// The database is damaged.
-    #[error("{path} is damaged; keep a copy, and move it away to start a new ledger", path = .path.display())]
+    #[error("{path} is damaged; keep a copy of its whole directory, and move that away to start a new ledger", path = .path.display())]
     Damaged {
         /// The database file.
         path: PathBuf,
@@ -166,6 +166,30 @@ pub enum Error {
         /// The kernel's answer.
         #[source]
         source: Arc<std::io::Error>,
+    },
+    /// The host's key cannot be used.
+    #[error("{path} holds no key: {reason}; nothing can be signed without it; put the right one back, or move it away and keep its public half for what it has signed", path = .path.display())]
+    KeyUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The ledger does not hold the head that its mark names.
+    #[error("the ledger does not hold head {n}, which {path} names: the end of it is gone, or it is another ledger; `tollgate verify --all` says more", path = .path.display())]
+    BehindMark {
+        /// The mark.
+        path: PathBuf,
+        /// The head.
+        n: u64,
+    },
+    /// A run whose receipts must stay.
+    #[error("run {run} is not pruned: {why}")]
+    NotPrunable {
+        /// The run.
+        run: String,
+        /// Why.
+        why: &'static str,
     },
     /// The writer thread is gone.
     #[error("the ledger's writer has stopped: {0}; please report this")]

@@ -1,11 +1,21 @@
 //! The bytes that the chains hash.
 //!
-//! A receipt's `hash` is SHA-256 over `tollgate.receipt.v1`, a zero byte, and the receipt as canonical JSON without
+//! A receipt's `hash` is SHA-256 over `tollgate.receipt.v2`, a zero byte, and the receipt as canonical JSON without
 //! its `hash`. Its `prev`, the hash of the receipt before it in the run (64 zeros for the first), is a field like any
-//! other, so each hash covers all that came before.
+//! other, so each hash covers all that came before. A receipt whose `rule` is null is hashed in the first form, the
+//! only one that older versions wrote: over `tollgate.receipt.v1`, a zero byte, and the receipt without `hash` and
+//! without `rule`. So neither form can be read as the other, and taking a rule away changes the hash.
 //!
-//! A head's `hash` is SHA-256 over `tollgate.head.v1`, a zero byte, and as canonical JSON the object
-//! `{"count", "head", "n", "prev", "run", "sealed_at"}`.
+//! A run's record has the digest SHA-256 over `tollgate.run.v1`, a zero byte, and the record as canonical JSON without
+//! its `effects`, which are counted from the receipts.
+//!
+//! A head's `hash` is SHA-256 over `tollgate.head.v2`, a zero byte, and as canonical JSON the object
+//! `{"count", "head", "n", "prev", "record", "run", "sealed_at"}`, where `record` is the digest of the run's record.
+//! Heads of older versions have none: `tollgate.head.v1` and the object without `record`.
+//!
+//! What the host signs with Ed25519 (RFC 8032) is, for a head, `tollgate.seal.v1`, a zero byte, the 32 bytes of the
+//! public key and the 32 bytes of the head's hash; for a cut, `tollgate.cut.v1`, a zero byte, the key and the SHA-256
+//! of the canonical JSON `{"count", "cut_at", "head", "once", "refused", "run"}`.
 //!
 //! Canonical JSON is UTF-8 without white space; object keys are sorted by their bytes; numbers are integers; in
 //! strings only `"`, `\` and the characters below U+0020 are escaped, as `\"`, `\\`, `\b`, `\t`, `\n`, `\f`, `\r`,
@@ -15,7 +25,7 @@
 //! Fields are written here in their sorted order, without a detour over a map: the ledger hashes tens of thousands a
 //! second. A property test holds this to [`crate::effect::canonical_json`].
 
-use super::record::Receipt;
+use super::{cut::Cut, record::Receipt, runs::Head};
 use crate::{
     chain::Decision,
     effect::{Class, Digest, Door, Idempotency, Kind, ReceiptId, Resource, RoomId, RunId, Subject},
@@ -39,6 +49,7 @@ pub fn receipt(receipt: &Receipt) -> Digest {
         decided_by,
         reason,
         hint,
+        rule,
         idempotency,
         injected,
         started_at,
@@ -52,8 +63,12 @@ pub fn receipt(receipt: &Receipt) -> Digest {
         prev,
         hash: _,
     } = receipt;
+    let domain: &[u8] = match rule {
+        None => b"tollgate.receipt.v1\0",
+        Some(_) => b"tollgate.receipt.v2\0",
+    };
     digest(
-        b"tollgate.receipt.v1\0",
+        domain,
         &SortedReceipt {
             bytes: *bytes,
             classes,
@@ -74,6 +89,7 @@ pub fn receipt(receipt: &Receipt) -> Digest {
             resource: SortedResource(resource),
             result_digest,
             room,
+            rule: rule.as_deref(),
             run,
             seq: *seq,
             started_at,
@@ -83,9 +99,32 @@ pub fn receipt(receipt: &Receipt) -> Digest {
     )
 }
 
-/// The hash of a head of the host's chain.
-pub fn head(n: u64, run: &RunId, count: u64, head: &Digest, sealed_at: &str, prev: &Digest) -> Digest {
-    digest(b"tollgate.head.v1\0", &SortedHead { count, head, n, prev, run, sealed_at })
+/// The hash of a head of the host's chain; its own `hash`, key and signature are not read.
+pub fn head(head: &Head) -> Digest {
+    let Head { n, run, count, head, record, sealed_at, prev, hash: _, key: _, signature: _ } = head;
+    let domain: &[u8] = match record {
+        None => b"tollgate.head.v1\0",
+        Some(_) => b"tollgate.head.v2\0",
+    };
+    let sealed_at = &sealed_at.to_string();
+    digest(domain, &SortedHead { count: *count, head, n: *n, prev, record: record.as_ref(), run, sealed_at })
+}
+
+/// The digest of a run's record as it is stored or exported; its `effects` are not read.
+pub fn run(record: &serde_json::Value) -> Digest {
+    let mut record = record.clone();
+    if let Some(fields) = record.as_object_mut() {
+        fields.remove("effects");
+    }
+    // `serde_json`'s map is sorted by key.
+    digest(b"tollgate.run.v1\0", &record)
+}
+
+/// The digest of a cut, which its signature covers.
+pub fn cut(run: &RunId, cut: &Cut) -> Digest {
+    let Cut { count, refused, once, head, cut_at, key: _, signature: _ } = cut;
+    let cut_at = &cut_at.to_string();
+    digest(b"", &SortedCut { count: *count, cut_at, head, once: *once, refused: *refused, run })
 }
 
 fn digest(domain: &[u8], value: &impl Serialize) -> Digest {
@@ -116,6 +155,8 @@ struct SortedReceipt<'a> {
     resource: SortedResource<'a>,
     result_digest: &'a Option<Digest>,
     room: &'a Option<RoomId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rule: Option<&'a str>,
     run: &'a RunId,
     seq: u64,
     started_at: &'a str,
@@ -161,6 +202,18 @@ struct SortedHead<'a> {
     head: &'a Digest,
     n: u64,
     prev: &'a Digest,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    record: Option<&'a Digest>,
     run: &'a RunId,
     sealed_at: &'a str,
+}
+
+#[derive(Serialize)]
+struct SortedCut<'a> {
+    count: u64,
+    cut_at: &'a str,
+    head: &'a Digest,
+    once: u64,
+    refused: u64,
+    run: &'a RunId,
 }

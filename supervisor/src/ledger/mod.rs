@@ -5,14 +5,19 @@
 //! 0600.
 //!
 //! Receipts of one run form a chain, each holding the hash of the one before; when a run ends, its chain's head goes
-//! into the chain of the host. Both are specified in [`hash`]. The ledger decides nothing and changes no receipt: its
-//! API can append and read.
+//! into the chain of the host and is signed with the host's key. All of it is specified in [`hash`]. The ledger decides
+//! nothing and changes no receipt: its API can append, read, and cut from the beginning of an ended run, which leaves a
+//! signed cut.
 
 mod blobs;
+pub mod cut;
 pub mod draft;
 mod error;
+pub mod export;
 pub mod hash;
 mod intent;
+pub mod key;
+pub mod mark;
 pub mod query;
 pub mod record;
 mod reserve;
@@ -24,14 +29,17 @@ pub mod time;
 pub mod verify;
 mod writer;
 
+pub use cut::Cut;
 pub use draft::{Draft, Timing};
 pub use error::{Error, Result};
 pub use intent::{Intent, OpenIntent};
+pub use key::{PublicKey, Signature};
+pub use mark::Checkpoint;
 pub use query::{Denied, ReceiptQuery, Receipts};
 pub use runs::{Head, RunQuery, Which};
 pub use state::state_dir;
 pub use time::{Clock, SystemClock, Timestamp};
-pub use verify::{Broken, Fault, Verification};
+pub use verify::{Broken, Fault, Host, Trust, Verification};
 pub use writer::Durability;
 
 use crate::effect::RunId;
@@ -58,6 +66,7 @@ struct Shared {
     writer: Option<Writer>,
     /// Connections that read, at rest.
     readers: Mutex<Vec<Connection>>,
+    open_reader: fn(&Path) -> Result<Connection>,
 }
 
 impl fmt::Debug for Ledger {
@@ -102,14 +111,37 @@ impl Ledger {
         Ok(ledger)
     }
 
+    /// Opens a copy of a ledger's database, wherever it lies and whatever it is called. Changes nothing beside it,
+    /// unless the copy came with its write-ahead log, which SQLite then indexes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ledger::open_read_only`].
+    pub fn open_copy(database: &Path) -> Result<Ledger> {
+        let reader = store::open_copy(database)?;
+        let state = database.parent().unwrap_or(Path::new(""));
+        let mut ledger = Ledger::new(state, database.to_owned(), Arc::new(SystemClock), None);
+        if let Some(shared) = Arc::get_mut(&mut ledger.shared) {
+            shared.open_reader = store::open_copy;
+        }
+        ledger.readers().push(reader);
+        Ok(ledger)
+    }
+
     fn new(state: &Path, database: PathBuf, clock: Arc<dyn Clock>, writer: Option<Writer>) -> Ledger {
-        let shared = Shared { state: state.to_owned(), database, clock, writer, readers: Mutex::default() };
+        let (state, readers) = (state.to_owned(), Mutex::default());
+        let shared = Shared { state, database, clock, writer, readers, open_reader: store::open_reader };
         Ledger { shared: Arc::new(shared) }
     }
 
     /// The state directory.
     pub fn state(&self) -> &Path {
         &self.shared.state
+    }
+
+    /// The database file.
+    pub(crate) fn database(&self) -> &Path {
+        &self.shared.database
     }
 
     /// Where a run's own files lie. Nothing is made here.
@@ -217,7 +249,7 @@ impl Ledger {
         let resting = self.readers().pop();
         let connection = match resting {
             Some(connection) => connection,
-            None => store::open_reader(&self.shared.database)?,
+            None => (self.shared.open_reader)(&self.shared.database)?,
         };
         let result = read(&connection).unwrap_or_else(|error| Err(store::storage(doing, &self.shared.database, error)));
         self.readers().push(connection);

@@ -46,6 +46,10 @@ pub struct RunRecord {
     pub supervisor_started: u64,
     /// What became of the workspace's changes.
     pub changes: ChangesState,
+    /// The handlers that its effects passed, outermost first, and `world`; empty where the run never had a chain, or
+    /// an older version wrote this.
+    #[serde(default)]
+    pub chain: Vec<String>,
 }
 
 /// Where a run stands.
@@ -183,6 +187,10 @@ pub struct Receipt {
     pub reason: String,
     /// What to change.
     pub hint: String,
+    /// The rule behind the decision and where it is written; none where no rule had a part in it, or an older version
+    /// wrote this.
+    #[serde(default)]
+    pub rule: Option<String>,
     /// Whether it may be repeated.
     pub idempotency: Idempotency,
     /// Whether a fault handler made the answer up.

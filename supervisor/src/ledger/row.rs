@@ -23,14 +23,15 @@ pub(super) fn seq(id: i64) -> u64 {
 
 pub(super) const INSERT: &str = "INSERT INTO receipts (id, room, kind, classes, resource_type, resource, uid, \
      subject_run, agent, door, decision, decided_by, reason, hint, idempotency, injected, started_us, queued_us, \
-     decided_us, executed_us, bytes, times, request_digest, result_digest, prev, hash) \
+     decided_us, executed_us, bytes, times, request_digest, result_digest, prev, hash, rule) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, \
-     ?23, ?24, ?25, ?26)";
+     ?23, ?24, ?25, ?26, ?27)";
 
 /// The columns that [`read`] wants, with `receipts` and `runs` in the query.
 pub(super) const COLUMNS: &str = "receipts.id, runs.id, room, kind, classes, resource_type, resource, uid, \
      subject_run, agent, door, decision, decided_by, reason, hint, idempotency, injected, receipts.started_us, \
-     queued_us, decided_us, executed_us, bytes, times, request_digest, result_digest, prev, hash";
+     queued_us, decided_us, executed_us, bytes, times, request_digest, result_digest, prev, hash, \
+     rule";
 
 /// Inserts a receipt with [`INSERT`]. Its numbers fit, as [`super::draft::Draft`] holds them to 2^63-1.
 pub(super) fn insert(
@@ -66,6 +67,7 @@ pub(super) fn insert(
         receipt.result_digest.map(|digest| digest.0),
         receipt.prev.0,
         receipt.hash.0,
+        receipt.rule,
     ])?;
     Ok(())
 }
@@ -102,6 +104,7 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Result<Receipt>> {
         decided_by: row.get(12)?,
         reason: row.get(13)?,
         hint: row.get(14)?,
+        rule: row.get(27)?,
         idempotency: known!(word(row.get_ref(15)?.as_str()?)),
         injected: row.get(16)?,
         started_at: started.to_string(),

@@ -3,6 +3,7 @@
 use super::{
     draft::Draft,
     hash,
+    key::{PublicKey, Purpose, Signature},
     record::{EffectCounts, RunRecord, RunState},
     time::Timestamp,
     writer::{Batch, Durability},
@@ -10,6 +11,7 @@ use super::{
 };
 use crate::effect::{Digest, RunId};
 use rusqlite::{params, params_from_iter, types::Value, ErrorCode, OptionalExtension as _, Row};
+use serde::{Deserialize, Serialize};
 
 /// Which runs to list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,8 @@ pub struct RunQuery {
 }
 
 /// An entry of the host's chain: where a run's chain stood when it ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Head {
     /// Its place, from 1.
     pub n: u64,
@@ -42,12 +45,46 @@ pub struct Head {
     pub count: u64,
     /// The last one's hash; all zero for none.
     pub head: Digest,
+    /// The digest of the run's record as it was then; none in heads that an older version wrote.
+    pub record: Option<Digest>,
     /// When it was sealed.
+    #[serde(with = "super::time::written")]
     pub sealed_at: Timestamp,
     /// `hash` of the head before it; all zero for the first.
     pub prev: Digest,
     /// See [`hash`].
     pub hash: Digest,
+    /// The host's public key; none in heads that an older version wrote.
+    pub key: Option<PublicKey>,
+    /// Its signature over `hash`; none in heads that an older version wrote.
+    pub signature: Option<Signature>,
+}
+
+impl Head {
+    /// The columns that [`Head::read`] wants first, of `heads`.
+    pub(super) const COLUMNS: &'static str =
+        "heads.n, heads.run, heads.count, heads.head, heads.sealed_us, heads.prev, \
+         heads.hash, heads.record, heads.key, heads.signature";
+
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Head> {
+        Ok(Head {
+            n: row.get::<_, i64>(0)? as u64,
+            run: RunId(row.get(1)?),
+            count: row.get::<_, i64>(2)? as u64,
+            head: Digest(row.get(3)?),
+            sealed_at: Timestamp(row.get(4)?),
+            prev: Digest(row.get(5)?),
+            hash: Digest(row.get(6)?),
+            record: row.get::<_, Option<[u8; 32]>>(7)?.map(Digest),
+            key: row.get::<_, Option<[u8; 32]>>(8)?.map(PublicKey),
+            signature: row.get::<_, Option<[u8; 64]>>(9)?.map(Signature),
+        })
+    }
+
+    /// Whether its own key signed it.
+    pub fn is_signed(&self) -> bool {
+        super::Checkpoint::of(self).is_signed()
+    }
 }
 
 /// The letters of an id, in order of their codes: Crockford's base 32 in lower case, without i, l, o and u.
@@ -98,14 +135,15 @@ impl Ledger {
         })
     }
 
-    /// Replaces a run's record, but for its `effects`.
+    /// Replaces a run's record, but for its `effects`. One that was sealed is sealed again, since its seal covers the
+    /// record.
     ///
     /// # Errors
     ///
     /// [`Error::NotFound`] when there is no such run.
     pub fn update_run(&self, run: &RunRecord) -> Result<()> {
-        let (run, started, json) = (run.clone(), started(run)?, json(run));
-        self.call(Durability::Process, move |batch| replace(batch, &run, started, &json))
+        let (run, started, json, now) = (run.clone(), started(run)?, json(run), self.clock().now());
+        self.call(Durability::Process, move |batch| update(batch, &run, started, &json, now))
     }
 
     /// As [`Ledger::update_run`], without waiting: for what others may see a moment later. A failure is logged.
@@ -115,11 +153,11 @@ impl Ledger {
             Ok(started) => started,
             Err(error) => return log(error),
         };
-        let (run, json) = (run.clone(), json(run));
+        let (run, json, now) = (run.clone(), json(run), self.clock().now());
         match self.writer() {
             Ok(writer) => writer.submit(
                 Durability::Process,
-                Box::new(move |batch| replace(batch, &run, started, &json)),
+                Box::new(move |batch| update(batch, &run, started, &json, now)),
                 move |result| result.unwrap_or_else(log),
             ),
             Err(error) => log(error),
@@ -233,27 +271,89 @@ impl Ledger {
     }
 }
 
+/// Puts where a run's chain stands into the host's, signed. Where nothing changed since it was last sealed, that seal
+/// is the answer.
 fn seal(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<Head> {
     let chain = batch.chain(run)?;
-    let (count, head) = (chain.count, chain.head);
-    let last = batch
-        .connection()
+    let (number, count, head) = (chain.run, chain.count, chain.head);
+    let connection = batch.connection();
+    let text: String = connection
+        .prepare_cached("SELECT record FROM runs WHERE n = ?1")
+        .and_then(|mut statement| statement.query_row([number], |row| row.get(0)))
+        .map_err(batch.failed("read a run"))?;
+    let record = Some(hash::run(&value(run, &text)?));
+    if let Some(last) = last_seal(batch, run)? {
+        if (last.count, last.head, last.record) == (count, head, record) && last.signature.is_some() {
+            return Ok(last);
+        }
+    }
+    let last = connection
         .query_row("SELECT n, hash FROM heads ORDER BY n DESC LIMIT 1", [], |row| {
             Ok((row.get::<_, i64>(0)? as u64, Digest(row.get(1)?)))
         })
         .optional()
         .map_err(batch.failed("read the host's chain"))?;
     let (before, prev) = last.unwrap_or((0, Digest([0; 32])));
-    let n = before + 1;
-    let hash = hash::head(n, run, count, &head, &now.to_string(), &prev);
-    batch
-        .connection()
+    let key = batch.key();
+    let mut sealed = Head {
+        n: before + 1,
+        run: run.clone(),
+        count,
+        head,
+        record,
+        // As it is stored and shown, which the hash covers.
+        sealed_at: now,
+        prev,
+        hash: Digest([0; 32]),
+        key: Some(key.public()),
+        signature: None,
+    };
+    sealed.hash = hash::head(&sealed);
+    let signature = key.sign(Purpose::Seal, &sealed.hash);
+    sealed.signature = Some(signature);
+    connection
         .execute(
-            "INSERT INTO heads (n, run, count, head, sealed_us, prev, hash) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-            params![n as i64, run.0, count as i64, head.0, now.0, prev.0, hash.0],
+            "INSERT INTO heads (n, run, count, head, sealed_us, prev, hash, record, key, signature) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+            params![
+                sealed.n as i64,
+                run.0,
+                count as i64,
+                head.0,
+                now.0,
+                prev.0,
+                sealed.hash.0,
+                record.map(|digest| digest.0),
+                key.public().0,
+                signature.0
+            ],
         )
         .map_err(batch.failed("add to the host's chain"))?;
-    Ok(Head { n, run: run.clone(), count, head, sealed_at: now, prev, hash })
+    batch.sealed(&sealed);
+    Ok(sealed)
+}
+
+/// The newest seal of a run, if it was ever sealed.
+fn last_seal(batch: &Batch<'_>, run: &RunId) -> Result<Option<Head>> {
+    batch
+        .connection()
+        .prepare_cached(&format!("SELECT {} FROM heads WHERE run = ?1 ORDER BY n DESC LIMIT 1", Head::COLUMNS))
+        .and_then(|mut statement| statement.query_row([&run.0], Head::read).optional())
+        .map_err(batch.failed("read the host's chain"))
+}
+
+fn update(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str, now: Timestamp) -> Result<()> {
+    replace(batch, run, started, json)?;
+    if last_seal(batch, &run.id)?.is_some() {
+        seal(batch, &run.id, now)?;
+    }
+    Ok(())
+}
+
+/// A stored record as a value, with whatever fields the version that wrote it knew.
+pub(super) fn value(run: &RunId, text: &str) -> Result<serde_json::Value> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::Unreadable { what: format!("run {run}"), found: error.to_string() })
 }
 
 fn replace(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str) -> Result<()> {
@@ -270,7 +370,7 @@ fn replace(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &st
     }
 }
 
-fn state(state: RunState) -> &'static str {
+pub(super) fn state(state: RunState) -> &'static str {
     match state {
         RunState::Starting => "starting",
         RunState::Running => "running",

@@ -12,7 +12,7 @@ use std::{
 };
 
 /// Each brings the database from the form of its index to the next, in one transaction. A stored one never changes.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
 
 /// How long a connection waits for another process's transaction. Batches take milliseconds; a checkpoint's fsync on
 /// a busy disk can take seconds.
@@ -92,6 +92,35 @@ pub(super) fn open_reader(database: &Path) -> Result<Connection> {
     let connection = open(database, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     match form(&connection, database)? {
         0 => Err(Error::Absent { path: database.to_owned() }),
+        found if found < newest_form() => Err(Error::Older { path: database.to_owned(), found, known: newest_form() }),
+        _ => Ok(connection),
+    }
+}
+
+/// A connection that reads a copy of a database. Without a log beside it, it is read as it is: SQLite would otherwise
+/// make files in the copy's folder.
+pub(super) fn open_copy(database: &Path) -> Result<Connection> {
+    let mut log = database.as_os_str().to_owned();
+    log.push("-wal");
+    if fs::metadata(&log).is_ok_and(|found| found.len() > 0) {
+        return open_reader(database);
+    }
+    if !database.exists() {
+        return Err(Error::Absent { path: database.to_owned() });
+    }
+    // RFC 3986's unreserved characters and the slash stand for themselves in a URI.
+    let mut uri = "file:".to_owned();
+    let whole = std::path::absolute(database).map_err(|source| io("find", database, source))?;
+    for byte in std::os::unix::ffi::OsStrExt::as_bytes(whole.as_os_str()) {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(*byte)),
+            other => uri.push_str(&format!("%{other:02X}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
+    let connection = open(Path::new(&uri), flags)?;
+    match form(&connection, database)? {
         found if found < newest_form() => Err(Error::Older { path: database.to_owned(), found, known: newest_form() }),
         _ => Ok(connection),
     }

@@ -1,5 +1,7 @@
 //! The store, seen from outside and, where someone changes it behind its back, from inside.
 
+mod trust;
+
 use super::{
     record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
     *,
@@ -92,6 +94,7 @@ pub(crate) fn record(id: &RunId) -> RunRecord {
         supervisor_pid: 1,
         supervisor_started: 1,
         changes: ChangesState::None,
+        chain: Vec::new(),
     }
 }
 
@@ -150,6 +153,11 @@ const GOLDEN_HASHES: &[&str] = &[
     "api/request decdf45b6a170b1a0575018f817a79f331bfa1501a73d8fb4dfe1930ea47c5ea",
 ];
 
+/// A rule in about half of them.
+fn some_rule(reason: &str) -> Option<String> {
+    reason.len().is_multiple_of(2).then(|| format!("test.toml:3 {reason}"))
+}
+
 fn any_draft() -> impl Strategy<Value = Draft> {
     let text = || ".{0,8}|\\PC{0,8}";
     let numbers = (any::<u64>(), any::<u64>(), 0u64..3, any::<i64>());
@@ -163,7 +171,8 @@ fn any_draft() -> impl Strategy<Value = Draft> {
                 ..effect
             };
             let digest = result.map(|text| Digest::of(text.as_bytes()));
-            let answer = Answer { injected, bytes, digest, ..Answer::refused("quota", reason.clone(), reason) };
+            let rule = some_rule(&reason);
+            let answer = Answer { injected, bytes, digest, rule, ..Answer::refused("quota", reason.clone(), reason) };
             Draft::of(&RunId("0123456789ab".into()), &effect, &answer, Timestamp(started))
                 .repeated(times)
                 .timed(Timing { queued_us, ..Timing::default() })
@@ -177,7 +186,11 @@ proptest! {
         let receipt = draft.at(seq, Digest::of(b"before"));
         let mut json = serde_json::to_value(&receipt).unwrap();
         json.as_object_mut().unwrap().remove("hash");
-        let bytes = [b"tollgate.receipt.v1\0".to_vec(), effect::canonical_json(&json)].concat();
+        let domain = if receipt.rule.is_none() { "tollgate.receipt.v1\0" } else { "tollgate.receipt.v2\0" };
+        if receipt.rule.is_none() {
+            json.as_object_mut().unwrap().remove("rule");
+        }
+        let bytes = [domain.as_bytes().to_vec(), effect::canonical_json(&json)].concat();
         prop_assert_eq!(receipt.hash, Digest::of(&bytes));
     }
 }
@@ -367,7 +380,7 @@ fn the_hosts_chain_holds_every_sealed_run_and_shows_what_is_done_to_it() {
     }
     fixture
         .meddle("PRAGMA foreign_keys = off; DELETE FROM receipts WHERE id > (3 << 32); DELETE FROM runs WHERE n = 3");
-    assert!(matches!(fixture.ledger.verify_heads(), Err(Broken::Receipt { fault: Fault::Missing, .. })));
+    assert!(matches!(fixture.ledger.verify_heads(), Err(Broken::RunMissing { n: 3, .. })));
 }
 
 #[test]

@@ -19,6 +19,22 @@ use std::{
 #[serde(transparent)]
 pub struct Timestamp(pub i64);
 
+/// A time as text, in what is exported.
+pub(super) mod written {
+    use super::Timestamp;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    /// Writes RFC 3339.
+    pub fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(time)
+    }
+
+    /// Reads RFC 3339.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 const DAY_US: i64 = 86_400_000_000;
 /// 0000-01-01T00:00:00.000000Z.
 const EARLIEST_US: i64 = -62_167_219_200_000_000;

@@ -6,9 +6,12 @@
 
 use super::{
     draft::Draft,
+    key::HostKey,
+    mark::{self, Checkpoint},
     record::Receipt,
     reserve::Reserve,
     row,
+    runs::Head,
     store::{self, storage},
     Error, Result,
 };
@@ -185,10 +188,14 @@ impl Drop for Writer {
 }
 
 fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<()>>, reserve: &Reserve) {
-    let mut connection = match store::open_writer(database) {
-        Ok(connection) => {
+    // Without the key no run could be sealed, so none begins.
+    let open = || -> Result<_> {
+        Ok((store::open_writer(database)?, HostKey::open(database.parent().unwrap_or(Path::new("")))?))
+    };
+    let (mut connection, key) = match open() {
+        Ok(both) => {
             let _ = opened.set(Ok(()));
-            connection
+            both
         }
         Err(error) => {
             let _ = opened.set(Err(error.clone()));
@@ -202,14 +209,14 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
         // Not fatal: the receipts may still fit, and if they do not, that is told then.
         tracing::warn!(%error, "no space is held back for receipts");
     }
-    let mut synced = Durability::Process;
+    let mut writing = Writing { database, key, synced: Durability::Process, durable: None };
     while let Ok(first) = jobs.recv() {
         let mut batch = vec![first];
         batch.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
-        let mut committed = transact(&mut connection, database, &mut batch, &mut synced);
+        let mut committed = writing.transact(&mut connection, &mut batch);
         if let Err(error @ Error::DiskFull { .. }) = &committed {
             if reserve.release(error) {
-                committed = transact(&mut connection, database, &mut batch, &mut synced);
+                committed = writing.transact(&mut connection, &mut batch);
             }
         }
         for job in batch {
@@ -218,41 +225,77 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
     }
 }
 
-fn transact(
-    connection: &mut Connection,
-    database: &Path,
-    jobs: &mut [Box<dyn Job>],
-    synced: &mut Durability,
-) -> Result<()> {
-    let failed = |error| storage("commit receipts", database, error);
-    let wanted = jobs.iter().map(|job| job.durability()).max().unwrap_or(Durability::Process);
-    if *synced != wanted {
-        // In WAL mode FULL adds one fsync of the log a commit, which covers every commit before it as well, other
-        // processes' too: the log is one file.
-        let mode = match wanted {
-            Durability::Process => "NORMAL",
-            Durability::Power => "FULL",
+/// What the writer knows from one transaction to the next.
+struct Writing<'a> {
+    database: &'a Path,
+    key: HostKey,
+    /// What the connection is set to.
+    synced: Durability,
+    /// The newest head that is on the disk for certain.
+    durable: Option<Checkpoint>,
+}
+
+impl Writing<'_> {
+    fn transact(&mut self, connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> Result<()> {
+        let database = self.database;
+        let failed = |error| storage("commit receipts", database, error);
+        let wanted = jobs.iter().map(|job| job.durability()).max().unwrap_or(Durability::Process);
+        if self.synced != wanted {
+            // In WAL mode FULL adds one fsync of the log a commit, which covers every commit before it as well, other
+            // processes' too: the log is one file.
+            let mode = match wanted {
+                Durability::Process => "NORMAL",
+                Durability::Power => "FULL",
+            };
+            connection.pragma_update(None, "synchronous", mode).map_err(failed)?;
+            self.synced = wanted;
+        }
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+        let mut batch =
+            Batch { connection: &transaction, database, key: &self.key, chains: HashMap::new(), sealed: None };
+        for job in jobs {
+            job.apply(&mut batch)?;
+        }
+        let durable = match wanted {
+            Durability::Power => last_head(&transaction).map_err(failed)?,
+            Durability::Process => None,
         };
-        connection.pragma_update(None, "synchronous", mode).map_err(failed)?;
-        *synced = wanted;
+        let sealed = batch.finish()?;
+        crash::reach(Point::LedgerCommits);
+        transaction.commit().map_err(failed)?;
+        crash::reach(Point::LedgerCommitted);
+        self.durable = durable.or(self.durable.take());
+        if let Some(latest) = sealed {
+            let holds = |wanted: &Checkpoint| holds(connection, wanted).map_err(failed);
+            if let Err(error) = mark::note(database, latest, self.durable.clone(), holds) {
+                // The receipts are written; that the mark is not is found by whoever verifies.
+                tracing::error!(%error, "the ledger's mark is not written");
+            }
+        }
+        Ok(())
     }
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    let mut batch = Batch { connection: &transaction, database, chains: HashMap::new() };
-    for job in jobs {
-        job.apply(&mut batch)?;
-    }
-    batch.finish()?;
-    crash::reach(Point::LedgerCommits);
-    transaction.commit().map_err(failed)?;
-    crash::reach(Point::LedgerCommitted);
-    Ok(())
+}
+
+/// The newest head of the host's chain.
+fn last_head(connection: &Connection) -> rusqlite::Result<Option<Checkpoint>> {
+    let mut statement =
+        connection.prepare_cached(&format!("SELECT {} FROM heads ORDER BY n DESC LIMIT 1", Head::COLUMNS))?;
+    Ok(statement.query_row([], Head::read).optional()?.as_ref().map(Checkpoint::of))
+}
+
+/// Whether the host's chain has this head at its place.
+pub(super) fn holds(connection: &Connection, wanted: &Checkpoint) -> rusqlite::Result<bool> {
+    let mut statement = connection.prepare_cached("SELECT hash = ?2 FROM heads WHERE n = ?1")?;
+    Ok(statement.query_row(params![wanted.n as i64, wanted.hash.0], |row| row.get(0)).optional()?.unwrap_or(false))
 }
 
 /// One transaction.
 pub(super) struct Batch<'a> {
     connection: &'a Connection,
     database: &'a Path,
+    key: &'a HostKey,
     chains: HashMap<String, Chain>,
+    sealed: Option<Checkpoint>,
 }
 
 /// Where a run's chain stands, within a transaction.
@@ -269,14 +312,24 @@ pub(super) struct Chain {
     changed: bool,
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
     /// The connection, inside the transaction.
-    pub(super) fn connection(&self) -> &Connection {
+    pub(super) fn connection(&self) -> &'a Connection {
         self.connection
     }
 
+    /// The host's key.
+    pub(super) fn key(&self) -> &'a HostKey {
+        self.key
+    }
+
+    /// Remembers the newest head, for the mark.
+    pub(super) fn sealed(&mut self, head: &Head) {
+        self.sealed = Some(Checkpoint::of(head));
+    }
+
     /// SQLite's error with its operation.
-    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(rusqlite::Error) -> Error + '_ {
+    pub(super) fn failed(&self, doing: &'static str) -> impl Fn(rusqlite::Error) -> Error + 'a {
         let database = self.database;
         move |error| storage(doing, database, error)
     }
@@ -340,8 +393,8 @@ impl Batch<'_> {
         Ok(receipts)
     }
 
-    /// Writes back where the chains stand.
-    fn finish(self) -> Result<()> {
+    /// Writes back where the chains stand, and gives the newest head that was added.
+    fn finish(self) -> Result<Option<Checkpoint>> {
         let failed = |error| storage("note a chain's head", self.database, error);
         for chain in self.chains.values().filter(|chain| chain.changed) {
             self.connection
@@ -360,6 +413,6 @@ impl Batch<'_> {
                 })
                 .map_err(failed)?;
         }
-        Ok(())
+        Ok(self.sealed)
     }
 }

@@ -144,8 +144,8 @@ pub fn recover_run(ledger: &Ledger, record: &RunRecord) -> ledger::Result<Option
     }
     let id = record.id.clone();
     let closed = interrupted(record, ledger.clock().now().to_string(), &what);
-    ledger.update_run(&RunRecord { changes, ..closed })?;
-    ledger.seal_run(&id)?;
+    // In one: a run that is over and has no seal is what a ledger with a cut end looks like.
+    ledger.end_run(&RunRecord { changes, ..closed }, Vec::new())?;
     cgroup::sweep(&CgroupEnvironment::detect(), |run| *run == id);
     Ok(Some(Recovered { run: id, what, changes }))
 }

@@ -143,6 +143,7 @@ impl Run<'_> {
             Ok(chain) => Arc::new(chain),
             Err(error) => return refused(error.to_string()),
         };
+        self.live.change(|record| record.chain = chain.names().into_iter().map(str::to_owned).collect());
         let (events, happened) = mpsc::channel();
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
 

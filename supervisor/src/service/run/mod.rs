@@ -224,6 +224,7 @@ fn new_record(id: &RunId, request: &RunRequest, subject: &Subject, started: Time
         supervisor_pid: std::process::id(),
         supervisor_started: recovery::process_started(std::process::id()).unwrap_or_default(),
         changes: ChangesState::None,
+        chain: Vec::new(),
     }
 }
 

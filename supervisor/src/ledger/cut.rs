@@ -1,0 +1,164 @@
+//! Cuts: what was pruned of a run, said and signed, so that what is left still verifies.
+
+use super::{
+    hash,
+    key::{PublicKey, Purpose, Signature},
+    row,
+    time::Timestamp,
+    writer::{Batch, Durability},
+    Error, Ledger, Result,
+};
+use crate::effect::{Digest, RunId};
+use rusqlite::{params, Connection, OptionalExtension as _};
+use serde::{Deserialize, Serialize};
+
+/// What is gone of a run: its first `count` receipts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cut {
+    /// How many receipts are gone, from the first on.
+    pub count: u64,
+    /// How many of them were refusals.
+    pub refused: u64,
+    /// How many of them must not be repeated.
+    pub once: u64,
+    /// The last one's hash, from which the rest of the chain follows.
+    pub head: Digest,
+    /// When they went.
+    #[serde(with = "super::time::written")]
+    pub cut_at: Timestamp,
+    /// The key of the host that cut.
+    pub key: PublicKey,
+    /// Its signature; see [`hash`].
+    pub signature: Signature,
+}
+
+impl Cut {
+    /// Whether its own key signed it for this run.
+    pub(super) fn is_signed(&self, run: &RunId) -> bool {
+        self.key.verifies(Purpose::Cut, &hash::cut(run, self), &self.signature)
+    }
+}
+
+/// How many receipts one transaction removes, so that a live run's receipts do not wait long behind it.
+const TOGETHER: u64 = 20_000;
+
+impl Ledger {
+    /// What was cut of a run, if anything.
+    ///
+    /// # Errors
+    ///
+    /// The database's.
+    pub fn cut_of(&self, run: &RunId) -> Result<Option<Cut>> {
+        self.read("read what was cut", |connection| {
+            let n: Option<i64> = connection
+                .prepare_cached("SELECT n FROM runs WHERE id = ?1")?
+                .query_row([&run.0], |row| row.get(0))
+                .optional()?;
+            Ok(Ok(match n {
+                Some(n) => read(connection, n)?,
+                None => None,
+            }))
+        })
+    }
+
+    /// Removes the next receipts of an ended run from the beginning of what is left, some thousands at once, and
+    /// leaves the signed cut in the same transaction. Gives how many are left.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotPrunable`] when the run is not over and sealed, or something of it is in doubt.
+    pub(super) fn cut_some(&self, run: &RunId) -> Result<u64> {
+        let (run, now) = (run.clone(), self.clock().now());
+        self.call(Durability::Process, move |batch| cut_some(batch, &run, now))
+    }
+}
+
+fn cut_some(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<u64> {
+    let failed = batch.failed("cut a run's receipts");
+    let chain = batch.chain(run)?;
+    let (n, total) = (chain.run, chain.count);
+    let connection = batch.connection();
+    let (state, open, sealed): (String, bool, Option<i64>) = connection
+        .query_row(
+            "SELECT state, EXISTS (SELECT 1 FROM intents WHERE run = ?1), \
+             (SELECT count FROM heads WHERE heads.run = runs.id ORDER BY heads.n DESC LIMIT 1) FROM runs WHERE n = ?1",
+            [n],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
+        .map_err(&failed)?;
+    let kept = |why: &'static str| Error::NotPrunable { run: run.0.clone(), why };
+    if state != "ended" {
+        return Err(kept("it is not over"));
+    }
+    if open {
+        return Err(kept("something of it is in doubt"));
+    }
+    if sealed != Some(total as i64) {
+        return Err(kept("its chain is not sealed"));
+    }
+    let before = read(connection, n).map_err(&failed)?;
+    let (from, refused, once) = before.map_or((0, 0, 0), |cut| (cut.count, cut.refused, cut.once));
+    if from == total {
+        return Ok(0);
+    }
+    let to = total.min(from + TOGETHER);
+    let (more_refused, more_once, head): (i64, i64, Option<[u8; 32]>) = connection
+        .query_row(
+            "SELECT count(*) FILTER (WHERE decision = 'refused'), count(*) FILTER (WHERE idempotency = 'once'), \
+             (SELECT hash FROM receipts WHERE id = ?2) FROM receipts WHERE id > ?1 AND id <= ?2",
+            [row::id(n, from), row::id(n, to)],
+            |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+        )
+        .map_err(&failed)?;
+    let signer = batch.key();
+    let mut cut = Cut {
+        count: to,
+        refused: refused + more_refused as u64,
+        once: once + more_once as u64,
+        head: Digest(head.ok_or_else(|| kept("a receipt of it is missing; `tollgate verify` says which"))?),
+        cut_at: now,
+        key: signer.public(),
+        signature: Signature([0; 64]),
+    };
+    cut.signature = signer.sign(Purpose::Cut, &hash::cut(run, &cut));
+    connection
+        .execute(
+            "INSERT OR REPLACE INTO cuts (run, count, refused, once, head, cut_us, key, signature) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            params![
+                n,
+                cut.count as i64,
+                cut.refused as i64,
+                cut.once as i64,
+                cut.head.0,
+                now.0,
+                cut.key.0,
+                cut.signature.0
+            ],
+        )
+        .map_err(&failed)?;
+    connection
+        .execute("DELETE FROM receipts WHERE id > ?1 AND id <= ?2", [row::id(n, 0), row::id(n, to)])
+        .map_err(&failed)?;
+    Ok(total - to)
+}
+
+/// What was cut of the run with this number.
+pub(super) fn read(connection: &Connection, run: i64) -> rusqlite::Result<Option<Cut>> {
+    let mut statement = connection
+        .prepare_cached("SELECT count, refused, once, head, cut_us, key, signature FROM cuts WHERE run = ?1")?;
+    statement
+        .query_row([run], |row| {
+            Ok(Cut {
+                count: row.get::<_, i64>(0)? as u64,
+                refused: row.get::<_, i64>(1)? as u64,
+                once: row.get::<_, i64>(2)? as u64,
+                head: Digest(row.get(3)?),
+                cut_at: Timestamp(row.get(4)?),
+                key: PublicKey(row.get(5)?),
+                signature: Signature(row.get(6)?),
+            })
+        })
+        .optional()
+}
