@@ -201,6 +201,77 @@ pub struct Journal {
     /// The paths whose new inode is the layer's own and still has overlayfs's marks: they go when the batch is done.
     #[serde(default)]
     pub marked: Vec<String>,
+    /// Whether the batch applies a run's changes or takes them back.
+    #[serde(default)]
+    pub kind: BatchKind,
+    /// New directories that somebody else had made already: the batch did not make them.
+    #[serde(default)]
+    pub existed: Vec<String>,
+    /// What this batch reverts of earlier ones, whose before-images it puts back.
+    #[serde(default)]
+    pub consumed: Vec<Consumed>,
+    /// How many receipts the run had when the batch began: its own come after them.
+    #[serde(default)]
+    pub after_seq: u64,
+}
+
+/// Which way a batch goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchKind {
+    /// From what was before the run to what the run made: an apply, or the redo of an undo.
+    #[default]
+    Apply,
+    /// Back to what was before the run.
+    Undo,
+}
+
+impl BatchKind {
+    /// The kind of a batch that reverts one of this kind.
+    #[must_use]
+    pub fn reverse(self) -> BatchKind {
+        match self {
+            BatchKind::Apply => BatchKind::Undo,
+            BatchKind::Undo => BatchKind::Apply,
+        }
+    }
+}
+
+/// What a batch reverts of an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumed {
+    /// The earlier batch's number.
+    pub number: u32,
+    /// The paths of its changes that are reverted.
+    pub paths: Vec<String>,
+}
+
+/// A batch that takes earlier ones back: [`super::undo`] makes it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Reversal {
+    /// What is to change, in the order of the paths, parents before what they hold.
+    pub changes: Vec<Change>,
+    /// Where the before-image of each path is, or of the directory that holds it: the batch and its slot.
+    pub images: BTreeMap<PathBuf, (u32, u32)>,
+    /// What is changed in place, by path: as it is, and as it is to be.
+    pub attributes: BTreeMap<PathBuf, (Attributes, Attributes)>,
+    /// Which way the new batch goes.
+    pub kind: BatchKind,
+    /// What of earlier batches it reverts.
+    pub consumed: Vec<Consumed>,
+    /// How many receipts the run has.
+    pub after_seq: u64,
+}
+
+impl Reversal {
+    /// Where the before-image of a path lies, below the run's directory.
+    pub fn image(&self, path: &Path) -> Option<PathBuf> {
+        path.ancestors().find_map(|top| {
+            let (number, slot) = self.images.get(top)?;
+            let at = Path::new("before").join(number.to_string()).join(slot.to_string());
+            Some(join(&at, path.strip_prefix(top).ok()?))
+        })
+    }
 }
 
 /// A directory's path and mode.
@@ -236,6 +307,15 @@ pub struct Manifest {
     pub dropped: Vec<String>,
     /// The attributes that were changed in place.
     pub attributes: Vec<Operation>,
+    /// Whether the batch applied the changes or took them back.
+    #[serde(default)]
+    pub kind: BatchKind,
+    /// New directories that were there already.
+    #[serde(default)]
+    pub existed: Vec<String>,
+    /// How many receipts the run had when the batch began.
+    #[serde(default)]
+    pub after_seq: u64,
 }
 
 /// One step that a single call does, with what is needed to tell whether it was done and to undo it.
@@ -330,6 +410,24 @@ pub struct Attributes {
 /// # Errors
 /// [`ApplyError`]. Except for [`ApplyError::RollBack`] the workspace is exactly as before, inode by inode.
 pub fn apply(batch: &Batch<'_>, changes: &[Change], remaining: &[PathBuf]) -> Result<Applied, ApplyError> {
+    place(batch, changes, remaining, None)
+}
+
+/// Puts back what earlier batches of the run replaced, moved or removed, as one batch of its own: it can be reverted
+/// in its turn. `remaining` are the paths that stay pending in the run's layer.
+///
+/// # Errors
+/// As [`apply`].
+pub fn revert(batch: &Batch<'_>, reversal: &Reversal, remaining: &[PathBuf]) -> Result<Applied, ApplyError> {
+    place(batch, &reversal.changes, remaining, Some(reversal))
+}
+
+fn place(
+    batch: &Batch<'_>,
+    changes: &[Change],
+    remaining: &[PathBuf],
+    reversal: Option<&Reversal>,
+) -> Result<Applied, ApplyError> {
     if changes.is_empty() {
         return Ok(Applied::default());
     }
@@ -339,7 +437,8 @@ pub fn apply(batch: &Batch<'_>, changes: &[Change], remaining: &[PathBuf]) -> Re
         return Err(ApplyError::Conflict { conflicts });
     }
     let stage = Stage::open(batch)?;
-    let result = Prepared::new(batch, &stage, changes, remaining).and_then(|prepared| prepared.carry_out());
+    let prepared = Prepared::new(batch, &stage, changes, remaining, reversal);
+    let result = prepared.and_then(|prepared| prepared.carry_out());
     match result {
         Ok(applied) => Ok(applied),
         Err(Ended::Died) => Err(ApplyError::Busy),
@@ -496,6 +595,11 @@ fn parse<T: for<'de> Deserialize<'de>>(bytes: &[u8], deed: &'static str) -> Resu
 
 fn written<T: Serialize>(value: &T, deed: &'static str) -> Result<Vec<u8>, ApplyError> {
     serde_json::to_vec(value).map_err(|error| ours(deed)(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
+/// Names and values, hexadecimal, as [`Attributes::xattrs`] holds them.
+pub(super) fn spelled_xattrs(xattrs: &[(OsString, Vec<u8>)]) -> Vec<(String, String)> {
+    xattrs.iter().map(|(name, value)| (hex::encode(name.as_bytes()), hex::encode(value))).collect()
 }
 
 fn spelled_paths(paths: &[PathBuf]) -> Vec<String> {
@@ -701,6 +805,7 @@ fn remove_stage(in_workspace: Option<&str>, run_dir: &OwnedFd, workspace: &Owned
 struct Prepared<'a> {
     batch: &'a Batch<'a>,
     stage: &'a Stage,
+    reversal: Option<&'a Reversal>,
     journal: Journal,
     /// What lies below each directory that is moved or taken out as a whole, as the run's scan saw it.
     members: HashMap<PathBuf, BTreeMap<PathBuf, Summary>>,
@@ -716,10 +821,12 @@ impl<'a> Prepared<'a> {
         stage: &'a Stage,
         changes: &[Change],
         remaining: &[PathBuf],
+        reversal: Option<&'a Reversal>,
     ) -> Result<Prepared<'a>, Ended> {
         let mut prepared = Prepared {
             batch,
             stage,
+            reversal,
             journal: Journal {
                 version: 1,
                 run: batch.run.clone(),
@@ -731,6 +838,10 @@ impl<'a> Prepared<'a> {
                 slots: Vec::new(),
                 remaining: spelled_paths(remaining),
                 marked: Vec::new(),
+                kind: reversal.map_or(BatchKind::Apply, |reversal| reversal.kind),
+                existed: Vec::new(),
+                consumed: reversal.map_or_else(Vec::new, |reversal| reversal.consumed.clone()),
+                after_seq: reversal.map_or(0, |reversal| reversal.after_seq),
             },
             members: members(changes),
             before: HashMap::new(),
@@ -744,9 +855,10 @@ impl<'a> Prepared<'a> {
     }
 
     /// Stages what is placed or exchanged, and lists the operations: first what is put, then what moves, then what
-    /// goes, and attributes last, when every path is where it will be.
+    /// goes, and attributes last, when every path is where it will be. A batch that goes back does it the other way
+    /// round, because what is possible in one order is possible backwards in the reverse.
     fn plan(&mut self, changes: &[Change]) -> Result<(), Ended> {
-        let mut stager = Stager::new(self.batch, self.stage);
+        let mut stager = Stager::new(self.batch, self.stage, self.reversal);
         let mut moves = Vec::new();
         let mut retired = Vec::new();
         let mut attributes = Vec::new();
@@ -782,6 +894,7 @@ impl<'a> Prepared<'a> {
                         && tree::look(self.batch.workspace.as_fd(), &change.path).map_err(failed)?.is_some();
                     if exists {
                         // Somebody made the same directory; what lies below is placed in it one by one.
+                        self.journal.existed.push(super::path::spell(&change.path));
                         continue;
                     }
                     slot += 1;
@@ -815,7 +928,16 @@ impl<'a> Prepared<'a> {
                 }
                 ChangeKind::Attributes => {
                     let Some(before) = &change.before else { continue };
-                    if before.kind == NodeType::File && before.links > 1 {
+                    if let Some((as_is, as_wanted)) =
+                        self.reversal.and_then(|reversal| reversal.attributes.get(&change.path))
+                    {
+                        attributes.push(Operation::Attributes {
+                            path: change.path.clone(),
+                            inode: before.inode,
+                            before: as_is.clone(),
+                            after: as_wanted.clone(),
+                        });
+                    } else if before.kind == NodeType::File && before.links > 1 {
                         // Another name of the inode may lie outside the workspace: it must keep what it has.
                         slot += 1;
                         let inode = stager.stage(change, Path::new(&slot.to_string())).map_err(failed)?;
@@ -834,9 +956,16 @@ impl<'a> Prepared<'a> {
             }
         }
         (self.staged, self.journal.marked) = stager.finish()?;
-        self.journal.operations.extend(moves);
-        self.journal.operations.extend(retired);
-        self.journal.operations.extend(attributes);
+        let put = std::mem::take(&mut self.journal.operations);
+        self.journal.operations = match self.journal.kind {
+            BatchKind::Apply => put.into_iter().chain(moves).chain(retired).chain(attributes).collect(),
+            BatchKind::Undo => {
+                let (placed, exchanged): (Vec<Operation>, Vec<Operation>) =
+                    put.into_iter().partition(|operation| matches!(operation, Operation::Place { .. }));
+                let back = moves.into_iter().rev();
+                attributes.into_iter().chain(placed).chain(back).chain(exchanged).chain(retired).collect()
+            }
+        };
         Ok(())
     }
 
@@ -844,10 +973,7 @@ impl<'a> Prepared<'a> {
         let read = |root: &OwnedFd| -> io::Result<Vec<(String, String)>> {
             let (parent, name) = tree::parent_of(root.as_fd(), &change.path)?;
             let handle = tree::open_at(parent.as_fd(), name)?;
-            Ok(tree::user_xattrs(handle.as_fd())?
-                .into_iter()
-                .map(|(name, value)| (hex::encode(name.as_bytes()), hex::encode(value)))
-                .collect())
+            Ok(spelled_xattrs(&tree::user_xattrs(handle.as_fd())?))
         };
         let after = change.after.as_ref().ok_or_else(|| io::Error::from(rustix::io::Errno::INVAL))?;
         let time = |summary: &Summary| (summary.kind != NodeType::Directory).then_some(summary.mtime_ns);
@@ -1191,6 +1317,9 @@ fn next_number(run_dir: &OwnedFd) -> Result<u32, ApplyError> {
 struct Stager<'a> {
     batch: &'a Batch<'a>,
     stage: &'a Stage,
+    reversal: Option<&'a Reversal>,
+    /// Where contents are: the run's layer, or its directory with the before-images.
+    root: BorrowedFd<'a>,
     source: Parents<'a>,
     staged: Parents<'a>,
     here: Parents<'a>,
@@ -1207,11 +1336,14 @@ struct Stager<'a> {
 }
 
 impl<'a> Stager<'a> {
-    fn new(batch: &'a Batch<'a>, stage: &'a Stage) -> Stager<'a> {
+    fn new(batch: &'a Batch<'a>, stage: &'a Stage, reversal: Option<&'a Reversal>) -> Stager<'a> {
+        let root = if reversal.is_some() { batch.run_dir.as_fd() } else { batch.source.as_fd() };
         Stager {
             batch,
             stage,
-            source: Parents::new(batch.source.as_fd()),
+            reversal,
+            root,
+            source: Parents::new(root),
             staged: Parents::new(stage.directory.as_fd()),
             here: Parents::new(batch.workspace.as_fd()),
             groups: HashMap::new(),
@@ -1225,17 +1357,22 @@ impl<'a> Stager<'a> {
     /// Makes what a change says its path is to become, in the stage; gives its inode.
     fn stage(&mut self, change: &Change, at: &Path) -> io::Result<u64> {
         let after = change.after.as_ref().ok_or_else(|| io::Error::from(rustix::io::Errno::INVAL))?;
-        let owner = self.owner(change)?;
         if let Some(nodes) = self.nodes.as_mut() {
             nodes.push((at.to_path_buf(), after.kind));
         }
         self.nodes.take_if(|nodes| nodes.len() > durable::FEW);
+        if let Some(reversal) = self.reversal {
+            let image = reversal.image(&change.path).ok_or(rustix::io::Errno::NOENT)?;
+            return self.stage_image(change, after.kind, &image, at);
+        }
+        let owner = self.owner(change)?;
         let (source, source_name) = self.source.parent(&change.path)?;
         let (staged, name) = self.staged.parent(at)?;
         match after.kind {
             NodeType::Directory => {
                 kernel::mkdirat(staged, name, Mode::from_raw_mode(0o700))?;
-                self.directories.push(StagedDirectory { at: at.to_path_buf(), change: change.clone(), owner });
+                let from = change.path.clone();
+                self.directories.push(StagedDirectory { at: at.to_path_buf(), from, change: change.clone(), owner });
             }
             NodeType::Link => {
                 let target = tree::link_target(source, source_name)?;
@@ -1284,20 +1421,77 @@ impl<'a> Stager<'a> {
         inode_at(staged, name)
     }
 
+    /// Puts a before-image into the stage: the very inode under a second name, with all that belongs to it, where the
+    /// file system gives one; else a copy. The image's own name goes when the batch is done.
+    fn stage_image(&mut self, change: &Change, kind: NodeType, image: &Path, at: &Path) -> io::Result<u64> {
+        let (source, source_name) = self.source.parent(image)?;
+        let (staged, name) = self.staged.parent(at)?;
+        let stat = tree::look_at(source, source_name)?.ok_or(rustix::io::Errno::NOENT)?;
+        if Summary::of(&stat).kind != kind {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the before-image is not what the manifest says"));
+        }
+        let owner = Owner { uid: Some(stat.st_uid), gid: Some(stat.st_gid) };
+        if kind == NodeType::Directory {
+            kernel::mkdirat(staged, name, Mode::from_raw_mode(0o700))?;
+            let (at, from) = (at.to_path_buf(), image.to_path_buf());
+            self.directories.push(StagedDirectory { at, from, change: change.clone(), owner });
+            return inode_at(staged, name);
+        }
+        let link = || Ok(kernel::linkat(source, source_name, staged, name, AtFlags::empty())?);
+        match tree::with_rights(source, 0o100, link) {
+            Ok(()) => return inode_at(staged, name),
+            // Another file system, one without links, an inode with as many as it may have, or another user's.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EXDEV | libc::EPERM | libc::EMLINK | libc::EOPNOTSUPP | libc::EACCES)
+                ) => {}
+            Err(error) => return Err(error),
+        }
+        match kind {
+            NodeType::Link => {
+                kernel::symlinkat(tree::link_target(source, source_name)?, staged, name)?;
+                owner.give(self.batch, staged, name)?;
+            }
+            NodeType::File => {
+                let inode = Summary::of(&stat).inode;
+                if let Some(first) = self.links.get(&inode).filter(|_| stat.st_nlink > 1) {
+                    let (first_parent, first_name) = tree::parent_of(self.stage.directory.as_fd(), first)?;
+                    kernel::linkat(first_parent, first_name, staged, name, AtFlags::empty())?;
+                    return inode_at(staged, name);
+                }
+                self.links.insert(inode, at.to_path_buf());
+                let from = tree::open_file_at(source, source_name)?;
+                let to = tree::create_file_at(staged, name)?;
+                tree::copy_content(&from, &to)?;
+                tree::set_user_xattrs(to.as_fd(), &tree::user_xattrs(from.as_fd())?)?;
+                owner.give(self.batch, staged, name)?;
+                copy_access_lists(from.as_fd(), to.as_fd())?;
+                tree::set_mode(to.as_fd(), tree::permissions(&stat))?;
+            }
+            NodeType::Directory | NodeType::Special => return Err(rustix::io::Errno::OPNOTSUPP.into()),
+        }
+        tree::set_mtime_at(staged, name, tree::mtime_ns(&stat))?;
+        inode_at(staged, name)
+    }
+
     /// Sets the attributes of the staged directories, deepest first, when nothing is put into them any more. Gives what
     /// is to be synced, or none for everything, and the marked paths.
     #[allow(clippy::type_complexity)]
     fn finish(self) -> Result<(Option<Vec<(PathBuf, NodeType)>>, Vec<String>), ApplyError> {
-        for StagedDirectory { at, change, owner } in self.directories.iter().rev() {
+        for StagedDirectory { at, from, change, owner } in self.directories.iter().rev() {
             let failed = |source| ApplyError::Stage { path: printable(&change.path), source };
             let Some(after) = &change.after else { continue };
             let (staged, name) = tree::parent_of(self.stage.directory.as_fd(), at).map_err(failed)?;
             let handle = tree::open_at(staged.as_fd(), name).map_err(failed)?;
-            let (source, source_name) = tree::parent_of(self.batch.source.as_fd(), &change.path).map_err(failed)?;
+            let (source, source_name) = tree::parent_of(self.root, from).map_err(failed)?;
             let original = tree::open_at(source.as_fd(), source_name).map_err(failed)?;
             let xattrs = tree::user_xattrs(original.as_fd()).map_err(failed)?;
             tree::set_user_xattrs(handle.as_fd(), &xattrs).map_err(failed)?;
             owner.give(self.batch, staged.as_fd(), name).map_err(failed)?;
+            if self.reversal.is_some() {
+                copy_access_lists(original.as_fd(), handle.as_fd()).map_err(failed)?;
+            }
             tree::set_mode(handle.as_fd(), after.mode).map_err(failed)?;
             tree::set_mtime_at(staged.as_fd(), name, after.mtime_ns).map_err(failed)?;
         }
@@ -1339,6 +1533,8 @@ impl<'a> Stager<'a> {
 /// A directory in the stage whose attributes are still to be set.
 struct StagedDirectory {
     at: PathBuf,
+    /// Where its like is, below the stager's root.
+    from: PathBuf,
     change: Change,
     owner: Owner,
 }
@@ -1385,6 +1581,18 @@ fn keep_access_lists(batch: &Batch<'_>, new: BorrowedFd<'_>, change: &Change) ->
     if tree::xattr_names(old.as_fd())?.iter().any(|name| name == list) {
         if let Some(value) = tree::xattr(old.as_fd(), list)? {
             tree::set_xattr(new, list, &value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a copy the access lists of its original (acl(5)).
+fn copy_access_lists(original: BorrowedFd<'_>, copy: BorrowedFd<'_>) -> io::Result<()> {
+    for name in tree::xattr_names(original)? {
+        if name.as_bytes().starts_with(b"system.posix_acl_") {
+            if let Some(value) = tree::xattr(original, &name)? {
+                tree::set_xattr(copy, &name, &value)?;
+            }
         }
     }
     Ok(())
@@ -1621,7 +1829,11 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
         (None, Err(error)) => return Err(ours("write the pending paths")(error.into())),
         (Some(_), _) => write_pending(run_dir, &journal.remaining)?,
     }
-    if !journal.remaining.is_empty() {
+    for consumed in &journal.consumed {
+        forget(consumed, before.as_fd())?;
+    }
+    // What a reversal changes never was in the layer.
+    if !journal.remaining.is_empty() && journal.consumed.is_empty() {
         layer::take_out(&journal.changes, run_dir).map_err(ours("take what was applied out of the layer"))?;
     }
     remove_stage(journal.staged_in_workspace.as_deref(), run_dir, workspace)?;
@@ -1629,6 +1841,36 @@ fn clean_up(journal: &Journal, run_dir: &OwnedFd, workspace: &OwnedFd) -> Result
     let own = run_dir.try_clone().map_err(ours(deed))?;
     durable::each(&[before, own]).map_err(ours(deed))?;
     tree::remove(run_dir.as_fd(), OsStr::new(COMMITTED)).map_err(ours("remove the journal"))
+}
+
+/// Takes out of an earlier batch what is reverted now: its before-images are in the workspace again, under a name that
+/// the user may write through.
+fn forget(consumed: &Consumed, before: BorrowedFd<'_>) -> Result<(), ApplyError> {
+    let name = OsString::from(consumed.number.to_string());
+    let deed = "forget a before-image";
+    let directory = match tree::open_directory(before, Path::new(&name), kernel::OFlags::RDONLY) {
+        Ok(directory) => directory,
+        // Done before the crash.
+        Err(error) if tree::absent(&error) => return Ok(()),
+        Err(error) => return Err(ours(deed)(error)),
+    };
+    let Some(bytes) = tree::read_ours(directory.as_fd(), MANIFEST).map_err(ours(deed))? else {
+        // Half removed before the crash.
+        return tree::remove(before, &name).map_err(ours(deed));
+    };
+    let mut manifest: Manifest = parse(&bytes, "read a before-image's manifest")?;
+    let gone: BTreeSet<&String> = consumed.paths.iter().collect();
+    let stays = |path: &Path| !gone.contains(&super::path::spell(path));
+    for slot in manifest.slots.iter().filter(|slot| !stays(&slot.path)) {
+        tree::remove(directory.as_fd(), &slot_name(slot.slot)).map_err(ours(deed))?;
+    }
+    manifest.slots.retain(|slot| stays(&slot.path));
+    manifest.changes.retain(|change| stays(&change.path));
+    manifest.attributes.retain(|operation| stays(operation.path()));
+    if manifest.changes.is_empty() {
+        return tree::remove(before, &name).map_err(ours(deed));
+    }
+    tree::write_durably(directory.as_fd(), MANIFEST, &written(&manifest, deed)?).map_err(ours(deed))
 }
 
 /// Removes overlayfs's marks from files that came from the run's layer. What is gone meanwhile is passed over.
@@ -1659,6 +1901,9 @@ fn manifest_of(journal: &Journal) -> Manifest {
         slots: journal.slots.clone(),
         dropped: Vec::new(),
         attributes: journal.operations.iter().filter(in_place).cloned().collect(),
+        kind: journal.kind,
+        existed: journal.existed.clone(),
+        after_seq: journal.after_seq,
     }
 }
 
@@ -1690,10 +1935,12 @@ fn copy_tree(from: BorrowedFd<'_>, to: BorrowedFd<'_>, top: &OsStr, budget: &mut
                 for child in tree::names(listing.as_fd())? {
                     pending.push(path.join(child));
                 }
+                keep_owner(target.as_fd(), name, &stat)?;
                 directories.push((path, node));
             }
             NodeType::Link => {
                 kernel::symlinkat(tree::link_target(source.as_fd(), name)?, &target, name)?;
+                keep_owner(target.as_fd(), name, &stat)?;
                 tree::set_mtime_at(target.as_fd(), name, node.mtime_ns)?;
             }
             NodeType::File => {
@@ -1704,6 +1951,8 @@ fn copy_tree(from: BorrowedFd<'_>, to: BorrowedFd<'_>, top: &OsStr, budget: &mut
                 let copy = tree::create_file_at(target.as_fd(), name)?;
                 tree::copy_content(&content, &copy)?;
                 tree::set_user_xattrs(copy.as_fd(), &tree::user_xattrs(content.as_fd())?)?;
+                keep_owner(target.as_fd(), name, &stat)?;
+                copy_access_lists(content.as_fd(), copy.as_fd())?;
                 tree::set_mode(copy.as_fd(), node.mode)?;
                 tree::set_mtime_at(target.as_fd(), name, node.mtime_ns)?;
             }
@@ -1718,52 +1967,75 @@ fn copy_tree(from: BorrowedFd<'_>, to: BorrowedFd<'_>, top: &OsStr, budget: &mut
     Ok(())
 }
 
+/// Gives a copied before-image its original's owner, for whoever may give files away.
+fn keep_owner(directory: BorrowedFd<'_>, name: &OsStr, original: &kernel::Stat) -> io::Result<()> {
+    match tree::set_owner_at(directory, name, original.st_uid, original.st_gid) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),
+        other => other,
+    }
+}
+
+/// How much the before-images of a run take, in bytes on the disk; those that the workspace shares count too.
+///
+/// # Errors
+/// [`ApplyError::Ours`].
+pub fn images_bytes(run_dir: &OwnedFd) -> Result<u64, ApplyError> {
+    let deed = "measure the before-images";
+    let mut total: u64 = 0;
+    let mut pending = vec![PathBuf::from("before")];
+    while let Some(directory) = pending.pop() {
+        let listing = match tree::open_listing(run_dir.as_fd(), &directory) {
+            Ok(listing) => listing,
+            Err(error) if tree::absent(&error) => continue,
+            Err(error) => return Err(ours(deed)(error)),
+        };
+        for name in tree::names(listing.as_fd()).map_err(ours(deed))? {
+            let Some(stat) = tree::look_at(listing.as_fd(), &name).map_err(ours(deed))? else { continue };
+            if tree::kind_of(&stat) == FileType::Directory {
+                pending.push(directory.join(&name));
+            }
+            #[allow(clippy::unnecessary_cast, reason = "the field's type differs between architectures")]
+            let stored = (stat.st_blocks as u64).saturating_mul(512);
+            total = total.saturating_add(stored);
+        }
+    }
+    Ok(total)
+}
+
+/// Removes a run's before-images and keeps what says which changes they belonged to: what it applied can no longer be
+/// undone, nor what was undone be redone.
+///
+/// # Errors
+/// [`ApplyError::Ours`].
+pub fn forget_images(run_dir: &OwnedFd) -> Result<(), ApplyError> {
+    let deed = "remove the before-images";
+    for (path, mut manifest) in manifests(run_dir)? {
+        let directory = tree::open_directory(run_dir.as_fd(), &path, kernel::OFlags::RDONLY)
+            .map_err(ours("open a before-image"))?;
+        manifest.dropped.extend(manifest.slots.iter().map(|slot| super::path::spell(&slot.path)));
+        let slots = std::mem::take(&mut manifest.slots);
+        tree::write_durably(directory.as_fd(), MANIFEST, &written(&manifest, deed)?).map_err(ours(deed))?;
+        for slot in slots {
+            tree::remove(directory.as_fd(), &slot_name(slot.slot)).map_err(ours(deed))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes these paths off the list of what is pending, of a run whose pending changes these are.
+///
+/// # Errors
+/// [`ApplyError::Ours`].
+pub fn discard_paths(run_dir: &OwnedFd, remaining: &[PathBuf]) -> Result<(), ApplyError> {
+    write_pending(run_dir, &spelled_paths(remaining))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::changes::scan;
-    use super::super::testing::{tree_state, Fixture};
+    use super::super::testing::{mixed, tree_state, Fixture};
     use super::*;
     use std::os::unix::fs::{symlink, MetadataExt, PermissionsExt};
-
-    /// A run that changed a little of everything.
-    fn mixed() -> Fixture {
-        let fixture = Fixture::new();
-        let lower = fixture.workspace_path();
-        std::fs::create_dir_all(lower.join("gone/deep")).unwrap();
-        std::fs::write(lower.join("gone/deep/x"), "x").unwrap();
-        std::fs::write(lower.join("edited"), "old").unwrap();
-        std::fs::write(lower.join("removed"), "r").unwrap();
-        std::fs::write(lower.join("moved"), "content that moves").unwrap();
-        std::fs::write(lower.join("mode"), "m").unwrap();
-        std::fs::create_dir(lower.join("to-file")).unwrap();
-        std::fs::write(lower.join("to-file/inner"), "i").unwrap();
-        std::fs::write(lower.join("to-dir"), "t").unwrap();
-        std::fs::create_dir(lower.join("shelf")).unwrap();
-        std::fs::write(lower.join("shelf/book"), "b").unwrap();
-        std::fs::create_dir(lower.join("quiet")).unwrap();
-        std::fs::write(lower.join("quiet/keep"), "k").unwrap();
-        let fixture = fixture.started();
-        let upper = fixture.upper_path();
-        fixture.whiteout("gone");
-        std::fs::write(upper.join("edited"), "new").unwrap();
-        fixture.whiteout("removed");
-        fixture.copy_up("moved", "place");
-        fixture.whiteout("moved");
-        fixture.copy_up("mode", "mode");
-        std::fs::set_permissions(upper.join("mode"), std::fs::Permissions::from_mode(0o600)).unwrap();
-        std::fs::write(upper.join("to-file"), "now a file").unwrap();
-        std::fs::create_dir(upper.join("to-dir")).unwrap();
-        std::fs::write(upper.join("to-dir/f"), "f").unwrap();
-        fixture.whiteout("shelf");
-        std::fs::create_dir(upper.join("rack")).unwrap();
-        fixture.copy_up("shelf/book", "rack/book");
-        std::fs::create_dir_all(upper.join("new/empty")).unwrap();
-        std::fs::write(upper.join("new/n"), "n").unwrap();
-        symlink("../elsewhere", upper.join("new/link")).unwrap();
-        std::fs::set_permissions(upper.join("new/empty"), std::fs::Permissions::from_mode(0o555)).unwrap();
-        std::fs::set_permissions(upper.join("new"), std::fs::Permissions::from_mode(0o555)).unwrap();
-        fixture
-    }
 
     fn changes_of(fixture: &Fixture) -> Vec<Change> {
         scan(&fixture.upper, &fixture.workspace).unwrap().changes

@@ -14,6 +14,7 @@ pub mod mirror;
 pub mod path;
 pub mod place;
 pub mod tree;
+pub mod undo;
 
 #[cfg(test)]
 pub(crate) mod testing;

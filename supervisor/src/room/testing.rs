@@ -5,9 +5,10 @@ use crate::effect::RunId;
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
+    fs::Permissions,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::MetadataExt,
+        unix::fs::{MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
 };
@@ -143,4 +144,44 @@ pub(crate) fn tree_state(root: &Path, inodes: Inodes) -> BTreeMap<PathBuf, Strin
         }
     }
     state
+}
+
+/// A run that changed a little of everything.
+pub(crate) fn mixed() -> Fixture {
+    let fixture = Fixture::new();
+    let lower = fixture.workspace_path();
+    std::fs::create_dir_all(lower.join("gone/deep")).unwrap();
+    std::fs::write(lower.join("gone/deep/x"), "x").unwrap();
+    std::fs::write(lower.join("edited"), "old").unwrap();
+    std::fs::write(lower.join("removed"), "r").unwrap();
+    std::fs::write(lower.join("moved"), "content that moves").unwrap();
+    std::fs::write(lower.join("mode"), "m").unwrap();
+    std::fs::create_dir(lower.join("to-file")).unwrap();
+    std::fs::write(lower.join("to-file/inner"), "i").unwrap();
+    std::fs::write(lower.join("to-dir"), "t").unwrap();
+    std::fs::create_dir(lower.join("shelf")).unwrap();
+    std::fs::write(lower.join("shelf/book"), "b").unwrap();
+    std::fs::create_dir(lower.join("quiet")).unwrap();
+    std::fs::write(lower.join("quiet/keep"), "k").unwrap();
+    let fixture = fixture.started();
+    let upper = fixture.upper_path();
+    fixture.whiteout("gone");
+    std::fs::write(upper.join("edited"), "new").unwrap();
+    fixture.whiteout("removed");
+    fixture.copy_up("moved", "place");
+    fixture.whiteout("moved");
+    fixture.copy_up("mode", "mode");
+    std::fs::set_permissions(upper.join("mode"), Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(upper.join("to-file"), "now a file").unwrap();
+    std::fs::create_dir(upper.join("to-dir")).unwrap();
+    std::fs::write(upper.join("to-dir/f"), "f").unwrap();
+    fixture.whiteout("shelf");
+    std::fs::create_dir(upper.join("rack")).unwrap();
+    fixture.copy_up("shelf/book", "rack/book");
+    std::fs::create_dir_all(upper.join("new/empty")).unwrap();
+    std::fs::write(upper.join("new/n"), "n").unwrap();
+    std::os::unix::fs::symlink("../elsewhere", upper.join("new/link")).unwrap();
+    std::fs::set_permissions(upper.join("new/empty"), Permissions::from_mode(0o555)).unwrap();
+    std::fs::set_permissions(upper.join("new"), Permissions::from_mode(0o555)).unwrap();
+    fixture
 }
