@@ -109,5 +109,8 @@ fn record(id: &RunId) -> RunRecord {
         supervisor_started: 1,
         changes: ChangesState::None,
         chain: Vec::new(),
+        mode: Default::default(),
+        resumes: None,
+        recipe: None,
     }
 }

@@ -1,5 +1,6 @@
-//! `tollgate apply RUN [PATH…]`: apply what is pending, at an operator's explicit word.
+//! `tollgate apply RUN [PATH|GLOB…]`: apply what is pending, at an operator's explicit word.
 
+use super::paths::{Selection, SelectionError};
 use crate::{
     chain::Chain,
     doors::workspace::{self, Commit, CommitReport, Word},
@@ -7,13 +8,14 @@ use crate::{
     ledger::record::ChangesState,
     room::{
         batch::Recovered,
-        path::{printable, unspell, BadPath},
+        changes::ChangeSet,
+        path::printable,
         place::{OpenPlace, PlaceError},
     },
 };
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 /// Apply what a run changed and what is still pending
@@ -24,7 +26,8 @@ use std::{
 pub struct Apply {
     /// The run's id
     pub run: String,
-    /// Only these paths of the workspace and what lies below them
+    /// Only these paths of the workspace and what lies below them, or patterns such as `src/**/*.rs`
+    #[arg(value_name = "PATH|GLOB")]
     pub paths: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
@@ -43,9 +46,9 @@ pub enum ApplyCommandError {
         #[source]
         source: PlaceError,
     },
-    /// A path argument is no path of the workspace.
+    /// A path argument cannot be used.
     #[error(transparent)]
-    Path(#[from] BadPath),
+    Select(#[from] SelectionError),
     /// A path argument names nothing that is pending.
     #[error("run {run} has no pending change at `{path}`; `tollgate diff {run}` lists them")]
     NoSuchChange {
@@ -77,27 +80,14 @@ pub async fn apply(
 ) -> Result<CommitReport, ApplyCommandError> {
     let failed = |source| ApplyCommandError::Place { run: args.run.clone(), source };
     let said = ApplyCommandError::Write;
-    match place.recover().map_err(failed)? {
-        Recovered::Nothing => {}
-        Recovered::RolledBack => {
-            writeln!(talk, "an interrupted batch was rolled back: the workspace was as before it").map_err(said)?;
-        }
-        Recovered::RolledForward => {
-            writeln!(talk, "an interrupted batch was rolled forward: its changes are in the workspace")
-                .map_err(said)?;
-        }
-    }
+    say_recovered(place.recover().map_err(failed)?, talk).map_err(said)?;
     let set = place.changes().map_err(failed)?;
     let root = place.place.workspace_path().unwrap_or_default();
-    let mut select = Vec::new();
-    for text in &args.paths {
-        let path = chosen(text, &root)?;
-        let named = |change: &crate::room::changes::Change| change.path.starts_with(&path);
-        if !set.changes.iter().any(named) {
-            return Err(ApplyCommandError::NoSuchChange { run: args.run.clone(), path: printable(&path) });
-        }
-        select.push(path);
-    }
+    let selection = Selection::parse(&args.paths, &root)?;
+    let select = match &selection {
+        Some(selection) => Some(selected(&args.run, selection, &set)?),
+        None => None,
+    };
     let source = place.source.clone().unwrap_or_else(|| place.workspace.clone());
     let commit = Commit {
         subject,
@@ -109,7 +99,7 @@ pub async fn apply(
         since_ns: place.place.since_ns,
         shift: place.place.shift,
         word: Word::Operator,
-        select: (!args.paths.is_empty()).then_some(select),
+        select,
     };
     let report = workspace::commit(chain, commit, set).await;
     if report.state == ChangesState::Applied {
@@ -127,14 +117,26 @@ pub async fn apply(
     Ok(report)
 }
 
-/// A path argument: of the workspace, or absolute and in it.
-fn chosen(text: &str, root: &Path) -> Result<PathBuf, BadPath> {
-    let text = text.strip_prefix("./").unwrap_or(text);
-    let trimmed = if text.len() > 1 { text.trim_end_matches('/') } else { text };
-    match Path::new(trimmed).strip_prefix(root) {
-        Ok(inside) => unspell(&inside.to_string_lossy()),
-        Err(_) if trimmed == "." => Ok(PathBuf::new()),
-        Err(_) => unspell(trimmed),
+/// The paths of the changes that were named.
+///
+/// # Errors
+/// [`ApplyCommandError::NoSuchChange`] for the first name that names none.
+pub(super) fn selected(run: &str, selection: &Selection, set: &ChangeSet) -> Result<Vec<PathBuf>, ApplyCommandError> {
+    let paths: Vec<PathBuf> = set.changes.iter().flat_map(workspace::paths_of).collect();
+    match selection.idle(paths.iter().map(PathBuf::as_path)) {
+        Some(path) => Err(ApplyCommandError::NoSuchChange { run: run.to_owned(), path }),
+        None => Ok(paths.into_iter().filter(|path| selection.holds(path)).collect()),
+    }
+}
+
+/// Says what was done about a batch that a crash cut short.
+///
+/// # Errors
+/// What writing gives.
+pub(super) fn say_recovered(recovered: Recovered, talk: &mut dyn Write) -> io::Result<()> {
+    match super::undo::recovered_in_words(recovered) {
+        Some(words) => writeln!(talk, "{words}"),
+        None => Ok(()),
     }
 }
 
@@ -187,7 +189,7 @@ mod tests {
         std::fs::write(fixture.upper_path().join("a"), "a").unwrap();
         std::fs::write(fixture.upper_path().join("b"), "b").unwrap();
         assert!(matches!(run(&fixture, &["c"]), Err(ApplyCommandError::NoSuchChange { .. })));
-        assert!(matches!(run(&fixture, &["../a"]), Err(ApplyCommandError::Path(_))));
+        assert!(matches!(run(&fixture, &["../a"]), Err(ApplyCommandError::Select(_))));
         assert_eq!(run(&fixture, &["./a"]).unwrap().applied, 1);
         let absolute = fixture.workspace_path().join("b").display().to_string();
         assert_eq!(run(&fixture, &[&absolute]).unwrap().applied, 1);

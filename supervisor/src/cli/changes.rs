@@ -1,8 +1,9 @@
 //! What `diff`, `apply` and `discard` share: the run, its place, and the record of what became of its changes.
 
-use super::{apply, diff, discard, output::Failure, standing};
+use super::{apply, diff, discard, output::Failure, standing, undo};
 use crate::{
     chain::{
+        admission::Admission,
         quota::Meters,
         stack::{Element, Stack, Wiring},
     },
@@ -55,12 +56,45 @@ pub fn apply(
     let report = while_applying(&ledger, &record.id, || {
         let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
         let report = applied.map_err(|error| failure(&error))?;
-        Ok((report.state, report))
+        let state = match report.state {
+            // Some of what was applied before may be undone.
+            ChangesState::Applied | ChangesState::Partial => place.standing().map_err(|error| failure(&error))?,
+            state => state,
+        };
+        Ok((state, report))
     })?;
     match report.failure.is_some() || !report.held.is_empty() {
         true => Ok(ExitCode::from(outcome::ExitCode::NotDone.number())),
         false => Ok(ExitCode::SUCCESS),
     }
+}
+
+/// `tollgate undo`: an operator's own deed on their own files, which no policy of a run binds; receipts are written all
+/// the same.
+pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let (ledger, record, place) = open(state, &args.run)?;
+    over(&record)?;
+    let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
+    let wiring = Wiring { ledger: &ledger, run: &record.id, meters: &Meters::default() };
+    let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
+    let chain = chain.map_err(|error| failure(&error))?;
+    let args = undo::Undo { run: record.id.0.clone(), ..args.clone() };
+    let after_seq = record.effects.count;
+    let work = || {
+        let undone = standing::block_on(undo::undo(&args, &place, &chain, subject, None, after_seq, out, talk))?;
+        undone.map_err(|error| failure(&error))
+    };
+    let report = match args.dry_run {
+        true => work()?,
+        false => while_applying(&ledger, &record.id, || {
+            let report = work()?;
+            Ok((place.standing().map_err(|error| failure(&error))?, report))
+        })?,
+    };
+    if report.failure.is_some() {
+        return Ok(ExitCode::from(outcome::ExitCode::NotDone.number()));
+    }
+    Ok(if report.conflicts.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `tollgate discard`.
@@ -69,18 +103,23 @@ pub fn discard(args: &discard::Discard, state: &Path, talk: &mut dyn Write) -> R
     over(&record)?;
     let ledger = Ledger::open(state).map_err(|error| failure(&error))?;
     let run_dir = ledger.run_dir(&record.id);
-    let args = discard::Discard { run: record.id.0.clone() };
     while_applying(&ledger, &record.id, || {
-        match Place::open(&run_dir) {
-            Ok(place) => discard::discard(&args, &place, talk).map_err(|error| failure(&error))?,
+        let standing = match Place::open(&run_dir) {
+            Ok(place) => {
+                discard::discard(args, &place, talk).map_err(|error| failure(&error))?;
+                place.standing().map_err(|error| failure(&error))?
+            }
             // The workspace is gone; what the run would have changed in it can go too.
-            Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. }) => {
+            Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. })
+                if args.paths.is_empty() && !args.before_images =>
+            {
                 let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
                 batch::discard(&folder).map_err(|error| failure(&error))?;
+                ChangesState::Discarded
             }
             Err(error) => return Err(failure(&error)),
-        }
-        Ok((ChangesState::Discarded, ()))
+        };
+        Ok((standing, ()))
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -120,7 +159,7 @@ fn while_applying<T>(
         Ok((changes, _)) => *changes,
         Err(_) => Place::open(&run_dir).and_then(|place| place.standing()).unwrap_or(record.changes),
     };
-    let closed = ledger.update_run(&RunRecord { changes, ..record }).and_then(|()| ledger.seal_run(run));
+    let closed = ledger.end_run(&RunRecord { changes, ..record }, Vec::new());
     let (_, done) = done?;
     closed.map_err(|error| failure(&error))?;
     Ok(done)

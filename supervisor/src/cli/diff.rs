@@ -1,7 +1,17 @@
 //! `tollgate diff RUN`: what a run changed, pending or applied. Starts no program.
 
-use crate::room::place::{OpenPlace, PlaceError};
-use std::io::{self, Write};
+use super::paths::{Selection, SelectionError};
+use crate::{
+    doors::workspace::paths_of,
+    room::{
+        diff::FileDiff,
+        place::{OpenPlace, PlaceError},
+    },
+};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
 
 /// Show what a run changed in its workspace
 ///
@@ -11,6 +21,9 @@ use std::io::{self, Write};
 pub struct Diff {
     /// The run's id
     pub run: String,
+    /// Only these paths of the workspace and what lies below them, or patterns such as `src/**/*.rs`
+    #[arg(value_name = "PATH|GLOB")]
+    pub paths: Vec<String>,
     /// Print one JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -28,6 +41,17 @@ pub enum DiffError {
         #[source]
         source: PlaceError,
     },
+    /// A path argument cannot be used.
+    #[error(transparent)]
+    Select(#[from] SelectionError),
+    /// A path argument names nothing that the run changed.
+    #[error("run {run} changed nothing at `{path}`; `tollgate diff {run}` lists what it did")]
+    NoSuchChange {
+        /// The run.
+        run: String,
+        /// The path as given.
+        path: String,
+    },
     /// Standard output cannot be written.
     #[error("cannot write the diff: {0}")]
     Write(#[source] io::Error),
@@ -38,7 +62,19 @@ pub enum DiffError {
 /// # Errors
 /// [`DiffError`].
 pub fn diff(args: &Diff, place: &OpenPlace, out: &mut dyn Write) -> Result<(), DiffError> {
-    let report = place.diff().map_err(|source| DiffError::Place { run: args.run.clone(), source })?;
+    let mut report = place.diff().map_err(|source| DiffError::Place { run: args.run.clone(), source })?;
+    let root = place.place.workspace_path().unwrap_or_default();
+    if let Some(selection) = Selection::parse(&args.paths, &root)? {
+        let changes = report.applied.iter().chain(&report.pending).flat_map(|file| paths_of(&file.change));
+        let all: Vec<PathBuf> = changes.chain(report.skipped.iter().map(|skipped| skipped.path.clone())).collect();
+        if let Some(path) = selection.idle(all.iter().map(PathBuf::as_path)) {
+            return Err(DiffError::NoSuchChange { run: args.run.clone(), path });
+        }
+        let wanted = |file: &FileDiff| paths_of(&file.change).iter().any(|path| selection.holds(path));
+        report.applied.retain(wanted);
+        report.pending.retain(wanted);
+        report.skipped.retain(|skipped| selection.holds(&skipped.path));
+    }
     let written = if args.json { report.write_json(out) } else { report.write_text(out) };
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(DiffError::Write(error)),

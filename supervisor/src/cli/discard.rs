@@ -1,15 +1,32 @@
 //! `tollgate discard RUN`: throw a run's unapplied changes away.
 
-use crate::room::place::{OpenPlace, PlaceError};
-use std::io::{self, Write};
+use super::paths::{Selection, SelectionError};
+use crate::{
+    doors::workspace,
+    room::{
+        batch,
+        place::{OpenPlace, PlaceError},
+    },
+};
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
 
 /// Throw away what a run changed and nobody applied
 ///
-/// The workspace is not touched. What was applied before stays applied.
+/// All of it, or only the paths that are named. The workspace is not touched. What was applied before stays applied, and
+/// can be undone for as long as its before-images are kept: `--before-images` removes those instead.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Discard {
     /// The run's id
     pub run: String,
+    /// Only these paths of the workspace and what lies below them, or patterns such as `src/**/*.rs`
+    #[arg(value_name = "PATH|GLOB")]
+    pub paths: Vec<String>,
+    /// Remove the before-images of what was applied, and leave what is pending: nothing of the run can be undone then
+    #[arg(long, conflicts_with = "paths")]
+    pub before_images: bool,
 }
 
 /// Why nothing was discarded.
@@ -24,6 +41,12 @@ pub enum DiscardError {
         #[source]
         source: PlaceError,
     },
+    /// A path argument cannot be used.
+    #[error(transparent)]
+    Select(#[from] SelectionError),
+    /// A path argument names nothing that is pending.
+    #[error(transparent)]
+    Chosen(#[from] super::apply::ApplyCommandError),
     /// Standard error cannot be written.
     #[error("cannot write: {0}")]
     Write(#[source] io::Error),
@@ -31,13 +54,34 @@ pub enum DiscardError {
 
 /// Discards what is pending, after finishing what a crash left of an earlier batch.
 ///
-/// The caller records the run's changes as [`crate::ledger::record::ChangesState::Discarded`].
+/// The caller records where the run's changes stand after it.
 ///
 /// # Errors
 /// [`DiscardError`].
 pub fn discard(args: &Discard, place: &OpenPlace, talk: &mut dyn Write) -> Result<(), DiscardError> {
     let failed = |source| DiscardError::Place { run: args.run.clone(), source };
     place.recover().map_err(failed)?;
+    if args.before_images {
+        let bytes = batch::images_bytes(&place.run_dir).map_err(|error| failed(error.into()))?;
+        batch::forget_images(&place.run_dir).map_err(|error| failed(error.into()))?;
+        let freed = super::output::bytes(bytes);
+        return writeln!(talk, "removed the before-images of run {} ({freed}); it can no longer be undone", args.run)
+            .map_err(DiscardError::Write);
+    }
+    let root = place.place.workspace_path().unwrap_or_default();
+    if let Some(selection) = Selection::parse(&args.paths, &root)? {
+        let set = place.changes().map_err(failed)?;
+        let chosen = super::apply::selected(&args.run, &selection, &set)?;
+        let all = set.changes.len();
+        let rest = workspace::without(set.changes, &chosen);
+        if !rest.is_empty() {
+            let paths: Vec<PathBuf> = rest.iter().flat_map(workspace::paths_of).collect();
+            batch::discard_paths(&place.run_dir, &paths).map_err(|error| failed(error.into()))?;
+            let gone = all - rest.len();
+            return writeln!(talk, "discarded {gone} of {all} pending changes of run {}", args.run)
+                .map_err(DiscardError::Write);
+        }
+    }
     place.discard().map_err(failed)?;
     writeln!(talk, "discarded the pending changes of run {}", args.run).map_err(DiscardError::Write)
 }

@@ -88,6 +88,9 @@ fn changes(changes: ChangesState) -> &'static str {
         ChangesState::Partial => "applied in part; the rest is held",
         ChangesState::Applied => "applied",
         ChangesState::Discarded => "discarded",
+        ChangesState::Undone => "applied, and undone since; `tollgate undo --redo` brings them again",
+        ChangesState::PartlyUndone => "applied, and partly undone since",
+        ChangesState::Resumed => "taken over by the run that resumes this one",
     }
 }
 

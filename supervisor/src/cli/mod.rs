@@ -11,12 +11,14 @@ pub mod kill;
 pub mod logs;
 pub mod man;
 pub mod output;
+pub mod paths;
 pub mod policy;
 pub mod ps;
 pub mod receipts;
 pub mod reference;
 pub mod run;
 pub mod standing;
+pub mod undo;
 pub mod verify;
 
 use crate::policy::search::SearchPath;
@@ -50,6 +52,7 @@ pub enum Command {
     Diff(diff::Diff),
     Apply(apply::Apply),
     Discard(discard::Discard),
+    Undo(undo::Undo),
     Doctor(doctor::DoctorArgs),
     Policy(policy::PolicyArgs),
     Completions(completions::Args),
@@ -100,6 +103,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Diff(args) => changes::diff(&args, &state, &mut out),
         Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
         Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),
+        Command::Undo(args) => changes::undo(&args, &state, &mut out, &mut io::stderr()),
         Command::Policy(args) => {
             let answer = policy::run(&args, &search_path(), &mut out, &mut io::stderr());
             answer.map(|()| ExitCode::SUCCESS).map_err(policy_failure)

@@ -5,7 +5,7 @@ use crate::{
     jail::outcome,
     ledger::{
         self,
-        record::{ChangesState, OutcomeType},
+        record::{ChangesState, OutcomeType, RunMode},
         Ledger,
     },
     policy::{
@@ -196,6 +196,9 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
         without,
+        mode: RunMode::Live,
+        resumes: None,
+        recipe: None,
     };
     Ok((request, streams))
 }

@@ -329,6 +329,9 @@ pub(crate) mod tests {
             supervisor_started: 0,
             changes: ChangesState::None,
             chain: Vec::new(),
+            mode: Default::default(),
+            resumes: None,
+            recipe: None,
         }
     }
 

@@ -7,4 +7,5 @@ pub mod control;
 pub mod http;
 pub mod openapi;
 pub mod request;
+pub mod revert;
 pub mod workspace;

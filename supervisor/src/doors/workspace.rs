@@ -209,7 +209,7 @@ async fn run_batch(commit: &Commit, changes: Vec<Change>, remaining: Vec<PathBuf
 }
 
 /// The paths by which a change is known as pending.
-fn paths_of(change: &Change) -> Vec<PathBuf> {
+pub(crate) fn paths_of(change: &Change) -> Vec<PathBuf> {
     match &change.kind {
         ChangeKind::Moved { from } => vec![from.clone(), change.path.clone()],
         ChangeKind::Created | ChangeKind::Modified | ChangeKind::Deleted | ChangeKind::Attributes => {
@@ -235,6 +235,21 @@ fn select(changes: Vec<Change>, select: Option<&[PathBuf]>) -> (Vec<Change>, Vec
             || (becomes_directory(change)
                 && chosen.range(change.path.clone()..).next().is_some_and(|below| below.starts_with(&change.path)))
     })
+}
+
+/// The changes that stay when these paths go, each with the rest of its group.
+pub(crate) fn without(changes: Vec<Change>, gone: &[PathBuf]) -> Vec<Change> {
+    let (chosen, mut left) = select(changes, Some(gone));
+    // A new directory goes only when it is named, or when all that is new in it goes.
+    let above = |change: &Change| !paths_of(change).iter().any(|path| gone.iter().any(|gone| path.starts_with(gone)));
+    let needed: BTreeSet<PathBuf> = left.iter().map(|change| change.path.clone()).collect();
+    left.extend(chosen.into_iter().filter(|change| {
+        change.group.is_none()
+            && above(change)
+            && needed.range(change.path.clone()..).next().is_some_and(|below| below.starts_with(&change.path))
+    }));
+    left.sort_by(|one, other| one.path.cmp(&other.path));
+    left
 }
 
 fn becomes_directory(change: &Change) -> bool {
@@ -383,7 +398,7 @@ fn consistent(changes: &[Change], allowed: &[bool]) -> Vec<Option<String>> {
 }
 
 /// The world of one commit: waits until every effect has been decided, then answers with what became of the batch.
-struct BatchWorld {
+pub(super) struct BatchWorld {
     index: HashMap<(Kind, Resource), usize>,
     shadowing: Vec<bool>,
     state: Mutex<Arrivals>,
@@ -397,7 +412,7 @@ struct Arrivals {
 }
 
 impl BatchWorld {
-    fn new(effects: &[Effect], changes: &[Change], word: Word) -> BatchWorld {
+    pub(super) fn new(effects: &[Effect], changes: &[Change], word: Word) -> BatchWorld {
         BatchWorld {
             index: effects
                 .iter()
@@ -419,7 +434,7 @@ impl BatchWorld {
     }
 
     /// An effect waits for the batch, or its answer came without it.
-    fn settled(&self, index: usize) {
+    pub(super) fn settled(&self, index: usize) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.settled[index], true) {
             state.open -= 1;
@@ -429,13 +444,13 @@ impl BatchWorld {
         }
     }
 
-    async fn all_settled(&self) {
+    pub(super) async fn all_settled(&self) {
         while self.state().open > 0 {
             self.all.notified().await;
         }
     }
 
-    fn take(&self) -> Vec<Option<oneshot::Sender<Answer>>> {
+    pub(super) fn take(&self) -> Vec<Option<oneshot::Sender<Answer>>> {
         std::mem::take(&mut self.state().senders)
     }
 }

@@ -50,6 +50,44 @@ pub struct RunRecord {
     /// an older version wrote this.
     #[serde(default)]
     pub chain: Vec<String>,
+    /// Whether its effects happened or were only planned, and by whose plan.
+    #[serde(default)]
+    pub mode: RunMode,
+    /// The interrupted run that this one took over, if any.
+    #[serde(default)]
+    pub resumes: Option<RunId>,
+    /// How it was asked for, so that it can be asked for again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recipe: Option<Recipe>,
+}
+
+/// Whether a run's effects happen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "type")]
+pub enum RunMode {
+    /// They happen, as the policy allows.
+    #[default]
+    Live,
+    /// They are planned: written down, and answered without the world.
+    Preflight,
+    /// They happen if another run planned them.
+    Planned {
+        /// The run that made the plan.
+        plan: RunId,
+    },
+}
+
+/// What `tollgate run` was told, for `tollgate resume`. Values of variables are never part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recipe {
+    /// The options, as they were typed, bytes that are not UTF-8 written as in a workspace path.
+    pub options: Vec<String>,
+    /// The program and its arguments, written so too.
+    pub command: Vec<String>,
+    /// The folder in which it was typed, written so too.
+    pub directory: String,
+    /// Names of the variables that were given a value there.
+    pub variables: Vec<String>,
 }
 
 /// Where a run stands.
@@ -80,6 +118,12 @@ pub enum ChangesState {
     Applied,
     /// Thrown away.
     Discarded,
+    /// Applied, and taken back since; a redo brings them again.
+    Undone,
+    /// Applied, and some of it taken back since.
+    PartlyUndone,
+    /// Taken over by the run that resumes this one.
+    Resumed,
 }
 
 /// How a run ended. `code`, `signal`, `limit` and `used` are present where the type has them.

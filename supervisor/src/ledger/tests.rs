@@ -95,6 +95,9 @@ pub(crate) fn record(id: &RunId) -> RunRecord {
         supervisor_started: 1,
         changes: ChangesState::None,
         chain: Vec::new(),
+        mode: Default::default(),
+        resumes: None,
+        recipe: None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where a run's changes are, kept beside them, so that `diff`, `apply`, `discard` and recovery need nothing else.
 
 use super::{
-    batch::{self, ApplyError, IdShift, Recovered},
+    batch::{self, ApplyError, BatchKind, IdShift, Recovered},
     changes::{self, ChangeSet, ScanError, Summary},
     diff::{self, DiffReport},
     layer, mirror,
@@ -11,6 +11,7 @@ use super::{
 use crate::{effect::RunId, ledger::record::ChangesState};
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::HashSet,
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
@@ -209,6 +210,10 @@ impl OpenPlace {
     pub fn diff(&self) -> Result<DiffReport, PlaceError> {
         let mut report = DiffReport::default();
         for (path, manifest) in batch::manifests(&self.run_dir)? {
+            if manifest.kind == BatchKind::Undo {
+                // What is undone is no change any more.
+                continue;
+            }
             report.applied.extend(diff::applied(&self.run_dir, &path, &manifest, &self.workspace));
         }
         if let Some(source) = &self.source {
@@ -240,10 +245,16 @@ impl OpenPlace {
     /// # Errors
     /// [`PlaceError`].
     pub fn standing(&self) -> Result<ChangesState, PlaceError> {
+        let kinds: HashSet<BatchKind> =
+            batch::manifests(&self.run_dir)?.iter().map(|(_, manifest)| manifest.kind).collect();
+        let (applied, undone) = (kinds.contains(&BatchKind::Apply), kinds.contains(&BatchKind::Undo));
         Ok(match batch::pending(&self.run_dir)? {
-            Some(pending) if !pending.is_empty() => ChangesState::Partial,
-            Some(_) if batch::manifests(&self.run_dir)?.is_empty() => ChangesState::Discarded,
-            Some(_) => ChangesState::Applied,
+            Some(pending) if !pending.is_empty() && applied => ChangesState::Partial,
+            Some(pending) if !pending.is_empty() => ChangesState::Pending,
+            Some(_) if applied && undone => ChangesState::PartlyUndone,
+            Some(_) if applied => ChangesState::Applied,
+            Some(_) if undone => ChangesState::Undone,
+            Some(_) => ChangesState::Discarded,
             None if self.is_untouched()? => ChangesState::None,
             None => ChangesState::Pending,
         })

@@ -160,6 +160,12 @@ struct Planner<'a> {
     left: BTreeSet<PathBuf>,
 }
 
+/// The clock that file systems stamp inodes with (`CLOCK_REALTIME_COARSE`, clock_gettime(2)).
+pub fn now_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}
+
 const CHANGED: &str = "was changed since";
 const GONE: &str = "was deleted since";
 const TAKEN: &str = "is there again since";

@@ -7,4 +7,5 @@ pub mod denials;
 pub mod files;
 pub mod insight;
 pub mod recovery;
+pub mod resume;
 pub mod run;

@@ -11,7 +11,7 @@ use crate::{
         control::{self, ClientError},
         workspace,
     },
-    effect::{Door, Kind, Resource, RunId},
+    effect::{Door, Effect, Kind, Resource, RunId, Subject},
     jail::cgroup::{self, CgroupEnvironment},
     ledger::{
         self,
@@ -26,7 +26,7 @@ use crate::{
 };
 use rustix::fs::{FlockOperation, OFlags};
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     ffi::OsStr,
     fmt, fs, io,
     os::fd::{AsFd, OwnedFd},
@@ -81,7 +81,12 @@ impl fmt::Display for Recovered {
             ChangesState::Pending | ChangesState::Partial => {
                 write!(f, "; changes are pending (`tollgate diff {0}`, then `tollgate apply {0}`)", self.run)
             }
-            ChangesState::None | ChangesState::Applied | ChangesState::Discarded => Ok(()),
+            ChangesState::None
+            | ChangesState::Applied
+            | ChangesState::Discarded
+            | ChangesState::Undone
+            | ChangesState::PartlyUndone
+            | ChangesState::Resumed => Ok(()),
         }
     }
 }
@@ -244,20 +249,33 @@ fn complete_receipts(ledger: &Ledger, record: &RunRecord, place: &OpenPlace) -> 
     }
     let query =
         ReceiptQuery { run: Some(record.id.clone()), decision: Some(Decision::Allowed), ..ReceiptQuery::default() };
-    let mut told: HashSet<(Kind, Resource)> = HashSet::new();
+    // The last that says so, because a path may be applied, taken back and applied again.
+    let mut told: HashMap<(Kind, Resource), u64> = HashMap::new();
     for receipt in ledger.receipts(&query)? {
         let receipt = receipt?;
-        if receipt.door == Door::Workspace {
-            told.insert((receipt.kind, receipt.resource));
+        if matches!(receipt.door, Door::Workspace | Door::Control) {
+            told.insert((receipt.kind, receipt.resource), receipt.seq);
         }
     }
     let now = ledger.clock().now();
     let mut drafts = Vec::new();
-    for change in manifests.iter().flat_map(|(_, manifest)| &manifest.changes) {
-        let effect = workspace::effect_of(change, &record.subject, record.room.as_ref(), place.place.since_ns);
-        if told.insert((effect.kind, effect.resource.clone())) {
-            let draft = Draft::of(&record.id, &effect, &workspace::done(change), now);
-            drafts.push(Draft { reason: LATE.to_owned(), ..draft });
+    for (_, manifest) in &manifests {
+        for change in &manifest.changes {
+            let effect = workspace::effect_of(change, &record.subject, record.room.as_ref(), place.place.since_ns);
+            let said = told.insert((effect.kind, effect.resource.clone()), u64::MAX).unwrap_or(0);
+            if said <= manifest.after_seq {
+                // A reversal is the operator's, who is the one user that this state directory has.
+                let effect = match manifest.after_seq {
+                    0 => effect,
+                    _ => Effect {
+                        door: Door::Control,
+                        subject: Subject { run: None, ..effect.subject.clone() },
+                        ..effect
+                    },
+                };
+                let draft = Draft::of(&record.id, &effect, &workspace::done(change), now);
+                drafts.push(Draft { reason: LATE.to_owned(), ..draft });
+            }
         }
     }
     if !drafts.is_empty() {
@@ -333,7 +351,7 @@ mod tests {
 
     #[test]
     fn a_batch_that_died_at_any_point_is_finished_or_undone_and_each_change_has_its_receipt() {
-        let mut seen = HashSet::new();
+        let mut seen = std::collections::HashSet::new();
         for at in 0.. {
             let fixture = changed();
             let before = tree_state(&fixture.workspace_path(), Inodes::Compared);

@@ -14,7 +14,7 @@ mod progress;
 
 pub use live::Live;
 
-use super::recovery;
+use super::{recovery, resume::Resumption};
 use crate::{
     crash::{self, Point},
     doors::workspace::CommitReport,
@@ -25,7 +25,7 @@ use crate::{
         worktree,
     },
     ledger::{
-        record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
+        record::{ChangesState, EffectCounts, Recipe, RunMode, RunRecord, RunState, Usage},
         Ledger, Timestamp,
     },
     policy::Policy,
@@ -62,6 +62,12 @@ pub struct RunRequest {
     pub copy: Copy,
     /// Layers to leave out, in test builds.
     pub without: Vec<Layer>,
+    /// Whether its effects happen.
+    pub mode: RunMode,
+    /// The interrupted run that it takes over, if any.
+    pub resumes: Option<Resumption>,
+    /// How it was asked for.
+    pub recipe: Option<Recipe>,
 }
 
 /// What becomes of a run's changes when its program ends.
@@ -225,6 +231,9 @@ fn new_record(id: &RunId, request: &RunRequest, subject: &Subject, started: Time
         supervisor_started: recovery::process_started(std::process::id()).unwrap_or_default(),
         changes: ChangesState::None,
         chain: Vec::new(),
+        mode: request.mode.clone(),
+        resumes: request.resumes.as_ref().map(|resumes| resumes.run.clone()),
+        recipe: request.recipe.clone(),
     }
 }
 
