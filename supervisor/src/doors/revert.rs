@@ -97,7 +97,9 @@ pub async fn revert(chain: &Chain, revert: &Revert, plan: &Plan) -> RevertReport
             }
         }
         None => {
-            let refused = answers.iter().find(|answer| answer.decision == Decision::Refused);
+            // The one that the others went with.
+            let refused =
+                answers.iter().find(|answer| answer.decision == Decision::Refused && answer.decided_by != "workspace");
             let reason = refused.map(|answer| format!("{}: {}", answer.decided_by, answer.reason));
             (reason.unwrap_or_else(|| "an effect was refused".to_owned()), Vec::new())
         }
