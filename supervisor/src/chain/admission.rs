@@ -6,7 +6,7 @@
 //! and paths of the host outside the workspace are never admitted, whatever a rule says.
 
 use super::{Answer, BoxFuture, Handler, Next};
-use crate::effect::{fs, run, Effect, Kind, Request, Resource};
+use crate::effect::{fs, program, run, Door, Effect, Kind, Request, Resource};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use std::{
     cmp::Ordering,
@@ -214,6 +214,9 @@ impl Admission {
     }
 
     fn examine(&self, effect: &Effect) -> Finding<'_> {
+        if let (Request::Program(request), Door::Program) = (&effect.request, effect.door) {
+            return self.examine_call(effect, request);
+        }
         let objects = match Objects::of(effect) {
             Ok(objects) => objects,
             Err(never) => return Finding::Deny(built_in(never)),
@@ -226,6 +229,43 @@ impl Admission {
             .flat_map(|layer| objects.paths.iter().map(move |path| layer.examine(effect, *path)))
             .min_by_key(|finding| (finding.strictness(), finding.is_written()))
             .unwrap_or(everything)
+    }
+}
+
+impl Admission {
+    /// Decides about a system call of the program, which waits.
+    ///
+    /// Such a call acts on the run's own layer and processes, which its view admitted as a whole when it was built. So
+    /// it is admitted where the view shows its object, which is where every layer allows `fs/read`, and the program is
+    /// told no earlier than without this door what a rule asks about or nothing allows: that is decided at the
+    /// workspace door, when the change leaves the layer. A rule that denies is obeyed at once.
+    fn examine_call(&self, effect: &Effect, request: &program::Request) -> Finding<'_> {
+        let shown = || Finding::Allow(built_in("the run's view shows it"));
+        let to = request.to.as_deref().filter(|to| !to.starts_with('/'));
+        let paths: Vec<Option<&str>> = match &effect.resource {
+            Resource::Workspace { path } => [Some(path.as_str()), to].into_iter().flatten().map(Some).collect(),
+            Resource::Host { .. } | Resource::Address { .. } => vec![None],
+            Resource::Run { .. } | Resource::Syscall { .. } => {
+                return Finding::Deny(built_in("the request does not belong to its kind"))
+            }
+        };
+        let in_workspace = matches!(effect.resource, Resource::Workspace { .. });
+        let read = Effect { kind: Kind::FsRead, ..effect.clone() };
+        let mut strictest = shown();
+        for (layer, path) in self.layers.iter().flat_map(|layer| paths.iter().map(move |path| (layer, *path))) {
+            let finding = match layer.examine(effect, path) {
+                denied @ Finding::Deny(_) => denied,
+                Finding::Allow(_) | Finding::Ask(_) | Finding::Unmatched { .. } if !in_workspace => shown(),
+                Finding::Allow(_) | Finding::Ask(_) | Finding::Unmatched { .. } => match layer.examine(&read, path) {
+                    Finding::Allow(_) => shown(),
+                    hidden => hidden,
+                },
+            };
+            if finding.strictness() < strictest.strictness() {
+                strictest = finding;
+            }
+        }
+        strictest
     }
 }
 
@@ -320,6 +360,8 @@ impl Reach {
             | Request::Run(_)
             | Request::Jail(_)
             | Request::Api(_) => Reach::Itself,
+            Request::Program(_) if matches!(effect.kind, Kind::FsDelete | Kind::FsMove) => Reach::Below,
+            Request::Program(_) => Reach::Itself,
         }
     }
 }
@@ -552,6 +594,7 @@ impl<'a> Objects<'a> {
             (Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => {
                 return Err(JAIL_REFUSED)
             }
+            (_, Request::Program(_)) => return Err("a system call is asked about at the program's door only"),
             (Kind::ApiRequest, _) | (_, Request::Api(_)) => {
                 return Err("a request that is no effect is never admitted")
             }
@@ -1005,5 +1048,44 @@ mod tests {
             let both = strictness(said(&a.narrow(&b), &effect));
             prop_assert_eq!(both, strictness(said(&a, &effect)).max(strictness(said(&b, &effect))));
         }
+    }
+
+    fn call(kind: Kind, resource: Resource) -> Effect {
+        let request = Request::Program(program::Request { syscall: "openat".into(), to: None });
+        Effect { kind, resource, subject: subject(), room: None, door: Door::Program, request }
+    }
+
+    fn file(path: &str) -> Resource {
+        Resource::Workspace { path: path.to_owned() }
+    }
+
+    #[test]
+    fn a_call_of_the_program_passes_where_its_view_shows_the_file_and_no_rule_denies_it() {
+        let rules = vec![
+            rule(Verdict::Allow, &[Kind::FsRead, Kind::FsList], &["**"]),
+            rule(Verdict::Allow, &[Kind::FsWrite], &["out/**"]),
+            rule(Verdict::Ask, &[Kind::FsWrite], &[".git/**"]),
+            rule(Verdict::Deny, &[Kind::FsWrite], &["locked/**"]),
+            rule(Verdict::Deny, &[Kind::FsRead], &["**/.env"]),
+        ];
+        let admission = admission(rules);
+        for path in ["out/a", "elsewhere", ".git/config"] {
+            let ruling = admission.rule_on(&call(Kind::FsWrite, file(path)));
+            assert!(matches!(ruling, Ruling::Allow { .. }), "{path}: {ruling:?}");
+        }
+        for (kind, path) in [(Kind::FsWrite, "locked/a"), (Kind::FsRead, "a/.env"), (Kind::FsWrite, "a/.env")] {
+            let ruling = admission.rule_on(&call(kind, file(path)));
+            assert!(matches!(ruling, Ruling::Deny { .. }), "{kind} {path}: {ruling:?}");
+        }
+        let exec = call(Kind::ProcessExec, Resource::Host { path: "/usr/bin/true".into() });
+        assert!(matches!(admission.rule_on(&exec), Ruling::Allow { .. }));
+    }
+
+    #[test]
+    fn a_call_on_the_workspace_is_refused_where_no_view_shows_it_and_by_any_other_door() {
+        let read = call(Kind::FsRead, file("a"));
+        assert_eq!(Admission::nothing().rule_on(&read), Ruling::Unmatched);
+        let elsewhere = Effect { door: Door::Api, ..read };
+        assert!(matches!(Admission::everything().rule_on(&elsewhere), Ruling::Deny { .. }));
     }
 }

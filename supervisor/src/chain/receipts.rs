@@ -118,9 +118,10 @@ impl World for Edge<'_> {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
             let began = self.clock.monotonic_us();
-            // What the jail's layers refused has not happened and will not.
+            // What the jail's layers refused has not happened and will not; a system call of the program touches the
+            // run's own layer and processes only, which are gone when it is.
             let once = match effect.kind.declaration().idempotency {
-                Idempotency::Once => effect.door != Door::Jail,
+                Idempotency::Once => !matches!(effect.door, Door::Jail | Door::Program),
                 Idempotency::Idempotent | Idempotency::Compensable => false,
             };
             let reached = if once {

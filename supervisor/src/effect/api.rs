@@ -3,7 +3,7 @@
 //! A malformed request, an unknown kind, or a request that names its own subject never reaches the world. This kind
 //! exists so that such an attempt has a receipt like any other.
 
-use super::{Class, Declaration, Idempotency, Kind};
+use super::{Class, Declaration, Idempotency, Kind, Size, StandIn};
 use serde::{Deserialize, Serialize};
 
 /// A request that is no effect.
@@ -15,6 +15,9 @@ pub const REQUEST: Declaration = Declaration {
     resource: "the run's id",
     summary: "Make a request at the API door that is no effect. Only ever refused.",
     at_api_door: false,
+    stand_in: StandIn::Nothing,
+    size: Size::Nothing,
+    faults: &[],
 };
 
 /// What was wrong. Both are from closed lists of the door, so that repetitions count as one.

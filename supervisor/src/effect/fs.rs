@@ -3,8 +3,57 @@
 //! A content never travels in an effect: its digest and size do, and the bytes stay where the door found them
 //! (the run's own layer, or the request's body).
 
-use super::{Class, Declaration, Digest, Idempotency, Kind};
+use super::{Class, Declaration, Digest, Door, FaultKind, FaultShape, Idempotency, Kind, Size, StandIn};
 use serde::{Deserialize, Serialize};
+
+/// Where the asker waits for the answer: at the run's socket, or in a system call.
+const ASKED: &[Door] = &[Door::Api, Door::Program];
+/// Where an answer has a body, headers and a connection.
+const HTTP: &[Door] = &[Door::Api];
+/// Also the change itself, when it leaves the run's layer; nobody waits for that one but the run's end.
+const CHANGES: &[Door] = &[Door::Api, Door::Program, Door::Workspace];
+
+const fn timeout(doors: &'static [Door]) -> FaultShape {
+    FaultShape { kind: FaultKind::Timeout, doors, arrives: &["ETIMEDOUT"] }
+}
+
+/// The API door's own protocol is HTTP, so whatever is asked for there can be told to come back later.
+const RATE_LIMIT: FaultShape = FaultShape { kind: FaultKind::RateLimit, doors: HTTP, arrives: &["429", "503"] };
+
+const fn errors(doors: &'static [Door], arrives: &'static [&'static str]) -> FaultShape {
+    FaultShape { kind: FaultKind::Error, doors, arrives }
+}
+
+const fn of_body(kind: FaultKind, arrives: &'static [&'static str]) -> FaultShape {
+    FaultShape { kind, doors: HTTP, arrives }
+}
+
+const READ_FAULTS: &[FaultShape] = &[
+    errors(ASKED, &["EIO", "EACCES", "EMFILE", "ENFILE", "ENOENT", "ENOMEM", "ESTALE", "ETIMEDOUT"]),
+    timeout(ASKED),
+    RATE_LIMIT,
+    of_body(FaultKind::Truncated, &["a shorter body"]),
+    of_body(FaultKind::Corrupted, &["a body with one byte changed"]),
+    of_body(FaultKind::Cut, &["a body that breaks off"]),
+];
+const LIST_FAULTS: &[FaultShape] = &[
+    errors(ASKED, &["EIO", "EACCES", "EMFILE", "ENFILE", "ENOENT", "ENOMEM", "ESTALE", "ETIMEDOUT"]),
+    timeout(ASKED),
+    RATE_LIMIT,
+];
+const WRITE_FAULTS: &[FaultShape] = &[
+    errors(
+        CHANGES,
+        &["EIO", "EACCES", "EDQUOT", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EROFS", "ESTALE", "ETIMEDOUT"],
+    ),
+    timeout(ASKED),
+    RATE_LIMIT,
+];
+const DELETE_FAULTS: &[FaultShape] = &[
+    errors(CHANGES, &["EIO", "EACCES", "EBUSY", "EDQUOT", "ENOENT", "ENOSPC", "EPERM", "EROFS", "ESTALE", "ETIMEDOUT"]),
+    timeout(ASKED),
+    RATE_LIMIT,
+];
 
 /// Reads a file whole or a range of it.
 pub const READ: Declaration = Declaration {
@@ -15,6 +64,9 @@ pub const READ: Declaration = Declaration {
     resource: "a workspace path",
     summary: "Read a file of the workspace.",
     at_api_door: true,
+    stand_in: StandIn::World,
+    size: Size::Nothing,
+    faults: READ_FAULTS,
 };
 
 /// Lists a directory.
@@ -26,6 +78,9 @@ pub const LIST: Declaration = Declaration {
     resource: "a workspace path",
     summary: "List a directory of the workspace.",
     at_api_door: true,
+    stand_in: StandIn::World,
+    size: Size::Nothing,
+    faults: LIST_FAULTS,
 };
 
 /// Makes a path be a file, link or directory with this content and these attributes.
@@ -37,6 +92,9 @@ pub const WRITE: Declaration = Declaration {
     resource: "a workspace path",
     summary: "Create or replace a file, link or directory of the workspace, or change its attributes.",
     at_api_door: true,
+    stand_in: StandIn::Done,
+    size: Size::Content,
+    faults: WRITE_FAULTS,
 };
 
 /// Removes a path, a directory with all below it.
@@ -48,6 +106,9 @@ pub const DELETE: Declaration = Declaration {
     resource: "a workspace path",
     summary: "Delete a file or directory of the workspace.",
     at_api_door: true,
+    stand_in: StandIn::Done,
+    size: Size::Nothing,
+    faults: DELETE_FAULTS,
 };
 
 /// Renames a path; its inverse is the move back.
@@ -59,6 +120,9 @@ pub const MOVE: Declaration = Declaration {
     resource: "the workspace path moved from",
     summary: "Move a file or directory within the workspace.",
     at_api_door: true,
+    stand_in: StandIn::Done,
+    size: Size::Nothing,
+    faults: DELETE_FAULTS,
 };
 
 /// The arguments of a file effect. Paths are as in [`super::Resource::Workspace`].

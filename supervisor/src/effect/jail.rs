@@ -1,10 +1,24 @@
 //! What the jail's own layers refused and the kernel let us see.
 //!
-//! These effects never reach the world: by the time one is made, the refusal has happened. They exist so that a
-//! refusal by namespace, mount, Landlock or seccomp has a receipt like any other.
+//! An effect of the jail door never reaches the world: by the time one is made, the refusal has happened. They exist
+//! so that a refusal by namespace, mount, Landlock or seccomp has a receipt like any other. Executions and connections
+//! come by the program's door too, see [`super::program`], where they still wait.
 
-use super::{Class, Declaration, Idempotency, Kind};
+use super::{Class, Declaration, Door, FaultKind, FaultShape, Idempotency, Kind, Size, StandIn};
 use serde::{Deserialize, Serialize};
+
+const fn shape(kind: FaultKind, arrives: &'static [&'static str]) -> FaultShape {
+    FaultShape { kind, doors: &[Door::Program], arrives }
+}
+
+const CONNECT_FAULTS: &[FaultShape] = &[
+    shape(FaultKind::Error, &["ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT"]),
+    shape(FaultKind::Timeout, &["ETIMEDOUT"]),
+];
+const EXEC_FAULTS: &[FaultShape] = &[
+    shape(FaultKind::Error, &["EAGAIN", "EACCES", "EIO", "EMFILE", "ENFILE", "ENOENT", "ENOMEM"]),
+    shape(FaultKind::Timeout, &["ETIMEDOUT"]),
+];
 
 /// A connection to something outside the jail.
 pub const NET_CONNECT: Declaration = Declaration {
@@ -15,9 +29,12 @@ pub const NET_CONNECT: Declaration = Declaration {
     resource: "an address and port, or a socket's path",
     summary: "Connect to something outside the jail.",
     at_api_door: false,
+    stand_in: StandIn::Nothing,
+    size: Size::Nothing,
+    faults: CONNECT_FAULTS,
 };
 
-/// The execution of a file that the view does not show.
+/// The execution of a file.
 pub const PROCESS_EXEC: Declaration = Declaration {
     kind: Kind::ProcessExec,
     name: "process/exec",
@@ -26,6 +43,9 @@ pub const PROCESS_EXEC: Declaration = Declaration {
     resource: "a path",
     summary: "Execute a file.",
     at_api_door: false,
+    stand_in: StandIn::World,
+    size: Size::Nothing,
+    faults: EXEC_FAULTS,
 };
 
 /// A system call that is not in the list.
@@ -37,6 +57,9 @@ pub const PROCESS_SYSCALL: Declaration = Declaration {
     resource: "a system call's name",
     summary: "Make a system call outside the list.",
     at_api_door: false,
+    stand_in: StandIn::Nothing,
+    size: Size::Nothing,
+    faults: &[],
 };
 
 /// What the jail observed.

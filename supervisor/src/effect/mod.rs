@@ -8,6 +8,7 @@ pub mod api;
 pub mod fs;
 pub mod jail;
 pub mod path;
+pub mod program;
 mod reference;
 pub mod run;
 
@@ -69,6 +70,112 @@ pub struct Declaration {
     pub summary: &'static str,
     /// Whether the jail may ask for it at the API door. Others are only ever made by the supervisor's own doors.
     pub at_api_door: bool,
+    /// What answers in the world's place while nothing is to happen.
+    pub stand_in: StandIn,
+    /// What a quota of bytes counts of it.
+    pub size: Size,
+    /// The faults that it can show, and how each arrives; empty for what cannot fail in the world.
+    pub faults: &'static [FaultShape],
+}
+
+/// What answers an effect of a kind while nothing is to happen: how a preflight goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StandIn {
+    /// The world itself: it touches nothing outside the run.
+    World,
+    /// Success, with the result that the request itself implies.
+    Done,
+    /// Nothing can: the effect is refused.
+    Nothing,
+}
+
+/// What a quota of bytes counts of an effect of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Size {
+    /// Nothing: it writes no bytes.
+    Nothing,
+    /// The length of the content that it writes.
+    Content,
+}
+
+/// A way for an effect to go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FaultKind {
+    /// It fails with an error number.
+    Error,
+    /// Nothing comes back until a time limit, then it fails.
+    Timeout,
+    /// It is told to come back later.
+    RateLimit,
+    /// The result is shorter than it should be, and says so.
+    Truncated,
+    /// A byte of the result is another.
+    Corrupted,
+    /// The result breaks off before its announced length.
+    Cut,
+}
+
+impl FaultKind {
+    /// Every one, in the order of the reference.
+    pub const ALL: [FaultKind; 6] = [
+        FaultKind::Error,
+        FaultKind::Timeout,
+        FaultKind::RateLimit,
+        FaultKind::Truncated,
+        FaultKind::Corrupted,
+        FaultKind::Cut,
+    ];
+
+    /// Its name in rules and in the reference.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FaultKind::Error => "error",
+            FaultKind::Timeout => "timeout",
+            FaultKind::RateLimit => "rate-limit",
+            FaultKind::Truncated => "truncated",
+            FaultKind::Corrupted => "corrupted",
+            FaultKind::Cut => "cut",
+        }
+    }
+}
+
+/// The error number of this name, among those that faults arrive as.
+pub fn errno(name: &str) -> Option<i32> {
+    Some(match name {
+        "EPERM" => libc::EPERM,
+        "ENOENT" => libc::ENOENT,
+        "EIO" => libc::EIO,
+        "EAGAIN" => libc::EAGAIN,
+        "ENOMEM" => libc::ENOMEM,
+        "EACCES" => libc::EACCES,
+        "EBUSY" => libc::EBUSY,
+        "ENFILE" => libc::ENFILE,
+        "EMFILE" => libc::EMFILE,
+        "ENOSPC" => libc::ENOSPC,
+        "EROFS" => libc::EROFS,
+        "ECONNRESET" => libc::ECONNRESET,
+        "ETIMEDOUT" => libc::ETIMEDOUT,
+        "ECONNREFUSED" => libc::ECONNREFUSED,
+        "EHOSTUNREACH" => libc::EHOSTUNREACH,
+        "ENETUNREACH" => libc::ENETUNREACH,
+        "ESTALE" => libc::ESTALE,
+        "EDQUOT" => libc::EDQUOT,
+        _ => return None,
+    })
+}
+
+/// A fault that effects of a kind can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultShape {
+    /// Which.
+    pub kind: FaultKind,
+    /// The doors by which it can arrive.
+    pub doors: &'static [Door],
+    /// What the asker may see, the natural one first: names of error numbers, or statuses.
+    pub arrives: &'static [&'static str],
 }
 
 macro_rules! kinds {
@@ -194,6 +301,24 @@ pub enum Door {
     Jail,
     /// The control socket or the command line.
     Control,
+    /// A system call of the program that waits for an answer before the kernel runs it.
+    Program,
+}
+
+impl Door {
+    /// Every door.
+    pub const ALL: [Door; 5] = [Door::Api, Door::Workspace, Door::Jail, Door::Control, Door::Program];
+
+    /// Its name, as receipts have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Door::Api => "api",
+            Door::Workspace => "workspace",
+            Door::Jail => "jail",
+            Door::Control => "control",
+            Door::Program => "program",
+        }
+    }
 }
 
 /// What an effect acts on. Two spellings of one object give one resource.
@@ -253,6 +378,8 @@ pub enum Request {
     Jail(jail::Request),
     /// What the API door refused.
     Api(api::Request),
+    /// A system call that waits.
+    Program(program::Request),
 }
 
 /// What code asks of the world.
@@ -282,7 +409,7 @@ impl Effect {
     pub fn bytes(&self) -> u64 {
         match &self.request {
             Request::Fs(request) => request.bytes(),
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) => 0,
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => 0,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The vocabulary for readers: as a schema and as a page of the reference. Both are made from [`VOCABULARY`].
 
-use super::{Class, Idempotency, VOCABULARY};
+use super::{Class, Declaration, Door, FaultKind, Idempotency, Size, StandIn, VOCABULARY};
 use serde_json::{json, Value};
 use std::fmt::Write as _;
 
@@ -28,6 +28,35 @@ const IDEMPOTENCIES: [(Idempotency, &str); 3] = [
     (Idempotency::Once, "never again without confirmation; its intent is on disk before it happens"),
 ];
 
+/// Every stand-in with what it means.
+const STAND_INS: [(StandIn, &str); 3] = [
+    (StandIn::World, "the world itself, which touches nothing outside the run"),
+    (StandIn::Done, "success, with the result that the request itself implies"),
+    (StandIn::Nothing, "nothing can: the effect is refused"),
+];
+
+/// Every rule of size with what it means.
+const SIZES: [(Size, &str); 2] =
+    [(Size::Nothing, "nothing: it writes no bytes"), (Size::Content, "the length of the content that it writes")];
+
+/// Every kind of fault with what it means.
+const FAULTS: [(FaultKind, &str); 6] = [
+    (FaultKind::Error, "fails with an error number"),
+    (FaultKind::Timeout, "gives nothing back until a time limit, then fails"),
+    (FaultKind::RateLimit, "is told to come back later, with Retry-After"),
+    (FaultKind::Truncated, "gives a shorter result, and says how long it is"),
+    (FaultKind::Corrupted, "gives a result in which a byte is another"),
+    (FaultKind::Cut, "gives a result that breaks off before its announced length"),
+];
+
+fn faults_of(row: &Declaration) -> Vec<Value> {
+    let doors = |doors: &[Door]| doors.iter().map(|door| door.name()).collect::<Vec<_>>();
+    row.faults
+        .iter()
+        .map(|shape| json!({ "kind": shape.kind, "doors": doors(shape.doors), "arrives": shape.arrives }))
+        .collect()
+}
+
 /// The vocabulary as a JSON Schema, whose `$defs` hold the kinds, classes and idempotencies as closed lists and whose
 /// `x-kinds` says for each kind what the table says.
 pub fn schema() -> Value {
@@ -45,6 +74,9 @@ pub fn schema() -> Value {
                 "resource": row.resource,
                 "summary": row.summary,
                 "api": row.at_api_door,
+                "standIn": row.stand_in,
+                "size": row.size,
+                "faults": faults_of(row),
             })
         })
         .collect();
@@ -96,6 +128,33 @@ pub fn reference_markdown() -> String {
     page.push_str("\n## Repeating\n\nWhether an effect may be done twice.\n\n| word | an effect of it |\n|---|---|\n");
     for (idempotency, means) in IDEMPOTENCIES {
         line(&mut page, format_args!("| {} | {means} |", word(&idempotency)));
+    }
+    page.push_str(
+        "\n## Stand-ins, sizes and faults\n\n\
+         What answers while nothing is to happen (a preflight), what a quota of bytes counts, and the faults that a \
+         kind can show, with the doors by which each arrives and what the asker sees, the natural one first.\n\n\
+         | kind | stand-in | counted | faults |\n|---|---|---|---|\n",
+    );
+    for row in VOCABULARY {
+        let shapes = row.faults.iter().map(|shape| {
+            let doors: Vec<&str> = shape.doors.iter().map(|door| door.name()).collect();
+            format!("{} ({}): {}", shape.kind.name(), doors.join(", "), shape.arrives.join(", "))
+        });
+        let shapes: Vec<String> = shapes.collect();
+        let shapes = if shapes.is_empty() { "none".to_owned() } else { shapes.join("; ") };
+        line(&mut page, format_args!("| `{}` | {} | {} | {shapes} |", row.name, word(&row.stand_in), word(&row.size)));
+    }
+    page.push_str("\n| stand-in | |\n|---|---|\n");
+    for (stand_in, means) in STAND_INS {
+        line(&mut page, format_args!("| {} | {means} |", word(&stand_in)));
+    }
+    page.push_str("\n| counted | |\n|---|---|\n");
+    for (size, means) in SIZES {
+        line(&mut page, format_args!("| {} | {means} |", word(&size)));
+    }
+    page.push_str("\n| fault | an effect |\n|---|---|\n");
+    for (fault, means) in FAULTS {
+        line(&mut page, format_args!("| {} | {means} |", fault.name()));
     }
     page.push_str(
         "\n## Paths\n\n\

@@ -1,7 +1,14 @@
 //! Runs: starting one, ending one, and what one used.
 
-use super::{Class, Declaration, Idempotency, Kind};
+use super::{Class, Declaration, Door, FaultKind, FaultShape, Idempotency, Kind, Size, StandIn};
 use serde::{Deserialize, Serialize};
+
+/// A run itself is started and ended by its caller; what can fail is what the jail asks for at its socket.
+const RUN_FAULTS: &[FaultShape] = &[
+    FaultShape { kind: FaultKind::Error, doors: &[Door::Api], arrives: &["EAGAIN", "EIO", "ENOMEM"] },
+    FaultShape { kind: FaultKind::Timeout, doors: &[Door::Api], arrives: &["ETIMEDOUT"] },
+    FaultShape { kind: FaultKind::RateLimit, doors: &[Door::Api], arrives: &["429", "503"] },
+];
 
 /// Starts a jailed execution of one command.
 pub const START: Declaration = Declaration {
@@ -12,6 +19,9 @@ pub const START: Declaration = Declaration {
     resource: "the run's id",
     summary: "Start a run.",
     at_api_door: true,
+    stand_in: StandIn::Nothing,
+    size: Size::Nothing,
+    faults: RUN_FAULTS,
 };
 
 /// Ends a run at someone's explicit word.
@@ -23,6 +33,9 @@ pub const CANCEL: Declaration = Declaration {
     resource: "the run's id",
     summary: "End a run.",
     at_api_door: true,
+    stand_in: StandIn::World,
+    size: Size::Nothing,
+    faults: RUN_FAULTS,
 };
 
 /// Records what one evaluation of a program used. Recorded, not charged.
@@ -34,6 +47,9 @@ pub const EVAL: Declaration = Declaration {
     resource: "the run's id",
     summary: "Record the processor and wall time of one evaluation.",
     at_api_door: true,
+    stand_in: StandIn::World,
+    size: Size::Nothing,
+    faults: RUN_FAULTS,
 };
 
 /// The arguments of an effect on runs.

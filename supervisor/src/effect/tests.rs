@@ -98,6 +98,41 @@ fn every_kind_has_a_class_and_is_explained() {
     }
 }
 
+/// The reference and the schema are made from these, so a kind without one would be a hole in both.
+#[test]
+fn every_kind_says_what_stands_in_for_it_what_counts_and_how_it_fails() {
+    for row in VOCABULARY {
+        let outward = row.classes.iter().any(|class| !matches!(class, Class::Read | Class::Process));
+        if row.stand_in == StandIn::World {
+            assert!(!outward || row.kind == Kind::RunCancel, "{} reaches out of the run in a preflight", row.name);
+        }
+        let effect = sample(row.kind);
+        assert_eq!(row.size == Size::Content, effect.bytes() > 0, "{}", row.name);
+        let never_done = matches!(row.kind, Kind::ProcessSyscall | Kind::ApiRequest);
+        assert_eq!(row.faults.is_empty(), never_done, "{} has no fault to show, or one too many", row.name);
+        let kinds: BTreeSet<FaultKind> = row.faults.iter().map(|shape| shape.kind).collect();
+        assert_eq!(kinds.len(), row.faults.len(), "{} shows one fault in two ways", row.name);
+        for shape in row.faults {
+            assert!(!shape.doors.is_empty() && !shape.arrives.is_empty(), "{} {:?}", row.name, shape.kind);
+            assert!(row.at_api_door || !shape.doors.contains(&Door::Api), "{} is never asked for there", row.name);
+        }
+        assert!(row.faults.is_empty() || row.faults[0].kind == FaultKind::Error, "{}", row.name);
+    }
+}
+
+#[test]
+fn faults_arrive_as_errors_and_statuses_that_exist() {
+    for shape in VOCABULARY.iter().flat_map(|row| row.faults) {
+        for name in shape.arrives {
+            match shape.kind {
+                FaultKind::Error | FaultKind::Timeout => assert!(errno(name).is_some(), "{name}"),
+                FaultKind::RateLimit => assert!(["429", "503"].contains(name), "{name}"),
+                FaultKind::Truncated | FaultKind::Corrupted | FaultKind::Cut => assert!(name.contains("body")),
+            }
+        }
+    }
+}
+
 #[test]
 fn an_unknown_kind_is_a_typed_error_that_names_it() {
     for name in ["fs/chmod", "", "FS/READ", "fs/read ", "fs"] {

@@ -192,6 +192,7 @@ fn door(door: Door) -> &'static str {
         Door::Workspace => "workspace",
         Door::Jail => "jail",
         Door::Control => "control",
+        Door::Program => "program",
     }
 }
 
@@ -226,7 +227,7 @@ mod tests {
             assert_eq!(decision(value), json(serde_json::to_value(value).unwrap()));
             assert_eq!(word::<Decision>(decision(value)), Ok(value));
         }
-        for value in [Door::Api, Door::Workspace, Door::Jail, Door::Control] {
+        for value in Door::ALL {
             assert_eq!(door(value), json(serde_json::to_value(value).unwrap()));
             assert_eq!(word::<Door>(door(value)), Ok(value));
         }

@@ -149,7 +149,7 @@ impl WorkspaceFiles {
             Request::Fs(fs::Request::Write { path, node, expect }) => self.inner.write(path, node, expect.as_ref()),
             Request::Fs(fs::Request::Delete { path, expect }) => self.inner.delete(path, expect.as_ref()),
             Request::Fs(fs::Request::Move { path, to }) => self.inner.rename(path, to),
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) => Answer::failed(
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => Answer::failed(
                 format!("{} on `{}` is no file effect", effect.kind, escape_controls(&effect.resource.to_string())),
                 "this is a bug of Tollgate; please report it",
             ),
