@@ -5,6 +5,7 @@
 //! stands here and nowhere else; a policy cannot change it.
 
 pub mod admission;
+pub mod preflight;
 pub mod quota;
 pub mod receipts;
 pub mod stack;

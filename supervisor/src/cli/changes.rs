@@ -10,7 +10,7 @@ use crate::{
     effect::{RunId, Subject},
     jail::outcome,
     ledger::{
-        record::{ChangesState, RunRecord, RunState},
+        record::{ChangesState, RunMode, RunRecord, RunState},
         Ledger,
     },
     policy::{search::PolicyRef, Policy},
@@ -19,6 +19,7 @@ use crate::{
         place::{OpenPlace, Place, PlaceError},
         tree,
     },
+    service::plan::{Plan, Whole},
 };
 use rustix::fs::FlockOperation;
 use std::{io::Write, path::Path, process::ExitCode};
@@ -52,6 +53,9 @@ pub fn apply(
     })?;
     let chain = Stack(vec![Element::Admission(policy.admission.approved())]).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
+    if record.mode == RunMode::Preflight {
+        check_plan(&ledger, &record, &place)?;
+    }
     let args = apply::Apply { run: record.id.0.clone(), ..args.clone() };
     let report = while_applying(&ledger, &record.id, || {
         let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
@@ -95,6 +99,19 @@ pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn
         return Ok(ExitCode::from(outcome::ExitCode::NotDone.number()));
     }
     Ok(if report.conflicts.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a preflighted run may apply is what it planned, to the byte.
+fn check_plan(ledger: &Ledger, record: &RunRecord, place: &OpenPlace) -> Result<(), Failure> {
+    let refused = |error: &(dyn std::error::Error + 'static)| Failure {
+        status: outcome::ExitCode::NotDone.number(),
+        ..failure(error)
+    };
+    let plan = Plan::of(ledger, &record.id).map_err(|error| refused(&error))?;
+    let set = place.changes().map_err(|error| refused(&error))?;
+    let untouched = batch::pending(&place.run_dir).map_err(|error| refused(&error))?.is_none();
+    let whole = if untouched { Whole::All } else { Whole::Rest };
+    plan.check(&set.changes, &record.subject, place.place.since_ns, whole).map_err(|error| refused(&error))
 }
 
 /// `tollgate discard`.

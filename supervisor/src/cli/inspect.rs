@@ -4,7 +4,10 @@ use super::{
     output::{bytes, command_line, duration, escape, json_line, Failure},
     standing,
 };
-use crate::ledger::record::{ChangesState, RunRecord};
+use crate::{
+    ledger::record::{ChangesState, RunMode, RunRecord},
+    room::{batch, tree},
+};
 use std::{io::Write, path::Path, process::ExitCode};
 
 /// Show one run: its command, policy, limits used, outcome and effects.
@@ -22,12 +25,17 @@ pub struct Args {
 /// # Errors
 /// When there is no such run, and those of the ledger and of writing to `out`.
 pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let (_ledger, record) = standing::find(state, &args.run)?;
+    let (ledger, record) = standing::find(state, &args.run)?;
     match args.json {
         true => json_line(out, &record)?,
         false => {
             for (name, value) in lines(&record) {
                 writeln!(out, "{name:<12} {value}")?;
+            }
+            let images = tree::open_root(&ledger.run_dir(&record.id)).ok();
+            let kept = images.and_then(|folder| batch::images_bytes(&folder).ok()).unwrap_or(0);
+            if kept > 0 {
+                writeln!(out, "{:<12} {} of before-images, for `tollgate undo`", "kept", bytes(kept))?;
             }
         }
     }
@@ -70,8 +78,12 @@ fn lines(record: &RunRecord) -> Vec<(&'static str, String)> {
         ("printed", bytes(usage.output_bytes)),
         ("effects", effects(record)),
         ("changes", changes(record.changes).to_owned()),
+        ("mode", mode(&record.mode)),
         ("environment", escape(&record.environment.join(" "))),
     ]);
+    if let Some(resumes) = &record.resumes {
+        lines.push(("resumes", escape(&resumes.0)));
+    }
     lines.extend(record.degraded.iter().map(|degraded| ("went without", escape(degraded))));
     lines
 }
@@ -79,6 +91,14 @@ fn lines(record: &RunRecord) -> Vec<(&'static str, String)> {
 fn effects(record: &RunRecord) -> String {
     let effects = &record.effects;
     format!("{} ({} refused, {} not to be repeated)", effects.count, effects.refused, effects.once)
+}
+
+fn mode(mode: &RunMode) -> String {
+    match mode {
+        RunMode::Live => "live".to_owned(),
+        RunMode::Preflight => "preflight; `tollgate plan` shows what was planned".to_owned(),
+        RunMode::Planned { plan } => format!("live, within the plan of run {}", escape(&plan.0)),
+    }
 }
 
 fn changes(changes: ChangesState) -> &'static str {

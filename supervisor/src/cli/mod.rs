@@ -12,6 +12,7 @@ pub mod logs;
 pub mod man;
 pub mod output;
 pub mod paths;
+pub mod plan;
 pub mod policy;
 pub mod ps;
 pub mod receipts;
@@ -53,6 +54,7 @@ pub enum Command {
     Apply(apply::Apply),
     Discard(discard::Discard),
     Undo(undo::Undo),
+    Plan(plan::Args),
     Doctor(doctor::DoctorArgs),
     Policy(policy::PolicyArgs),
     Completions(completions::Args),
@@ -103,6 +105,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Diff(args) => changes::diff(&args, &state, &mut out),
         Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
         Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),
+        Command::Plan(args) => plan::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Undo(args) => changes::undo(&args, &state, &mut out, &mut io::stderr()),
         Command::Policy(args) => {
             let answer = policy::run(&args, &search_path(), &mut out, &mut io::stderr());

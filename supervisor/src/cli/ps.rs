@@ -7,7 +7,7 @@ use super::{
 use crate::{
     jail::cgroup::{self, CgroupEnvironment},
     ledger::{
-        record::{RunRecord, RunState},
+        record::{RunMode, RunRecord, RunState},
         RunQuery, Timestamp, Which,
     },
 };
@@ -67,7 +67,11 @@ fn row(record: &RunRecord, now: Timestamp) -> [String; 8] {
     };
     [
         escape(&record.id.0),
-        standing::word(record),
+        match record.mode {
+            RunMode::Live => standing::word(record),
+            RunMode::Preflight => format!("{} (preflight)", standing::word(record)),
+            RunMode::Planned { .. } => format!("{} (planned)", standing::word(record)),
+        },
         age,
         shorten(&escape(&record.policy), 20),
         record.effects.count.to_string(),

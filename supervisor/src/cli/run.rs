@@ -16,7 +16,9 @@ use crate::{
         Launcher, Policy,
     },
     service::{
-        caller, recovery,
+        caller,
+        plan::Plan,
+        recovery,
         run::{self, Apply, Copy, RunReport, RunRequest, Streams},
     },
 };
@@ -25,6 +27,7 @@ use std::{
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 use tollgate_shim::protocol::Layer;
@@ -57,6 +60,13 @@ pub struct Args {
     /// Keep the changes for `tollgate apply` instead of applying them when the program ends
     #[arg(long)]
     pub no_apply: bool,
+    /// Execute the program and not its effects: its changes stay in its own layer, what reaches outside is answered by a
+    /// stand-in, and `tollgate plan RUN` shows what it would have done
+    #[arg(long, conflicts_with = "plan")]
+    pub preflight: bool,
+    /// Allow only what this preflighted run planned, within the policy; what the policy asks about is approved with it
+    #[arg(long, value_name = "RUN")]
+    pub plan: Option<String>,
     /// Work on a copy of the workspace instead of an overlay
     #[arg(long)]
     pub mirror: bool,
@@ -130,12 +140,22 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
     // Before any thread exists, so that every thread has them blocked.
     run::take_signals().map_err(|error| refused(format!("signals: {error}"), ""))?;
     let quiet = args.quiet;
-    let (request, streams) = prepare(args)?;
+    let plan = args.plan.clone();
+    let (mut request, streams) = prepare(args)?;
     let state = match state {
         Some(path) => path.to_owned(),
         None => ledger::state_dir().map_err(|error| refused(error.to_string(), ""))?,
     };
     let ledger = Ledger::open(&state).map_err(|error| refused(error.to_string(), ""))?;
+    if let Some(plan) = plan {
+        let record =
+            ledger.run(&plan).map_err(|error| refused(error.to_string(), "`tollgate ps --all` lists the runs"))?;
+        let plan = Plan::of(&ledger, &record.id)
+            .map_err(|error| refused(error.to_string(), "`tollgate run --preflight -- COMMAND` makes a plan"))?;
+        // Whoever names the plan has read it: what the policy asks about is approved, as far as it was planned.
+        request.policy.admission = request.policy.admission.approved().narrow(&plan.admission());
+        request.mode = RunMode::Planned { plan: record.id };
+    }
     // First: a batch that a crash left half done must not be the ground that this run stands on.
     for recovered in recovery::recover(&ledger) {
         if !quiet {
@@ -196,7 +216,8 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
         without,
-        mode: RunMode::Live,
+        mode: if args.preflight { RunMode::Preflight } else { RunMode::Live },
+        preflight: args.preflight.then(Arc::default),
         resumes: None,
         recipe: None,
     };
@@ -301,6 +322,9 @@ fn changes_in_words(report: &RunReport) -> String {
     let (applied, held) = (report.changes.applied, report.changes.held.len());
     let plural = |count: usize| if count == 1 { "change" } else { "changes" };
     let id = &report.record.id;
+    if report.record.mode == RunMode::Preflight {
+        return format!("; nothing happened, everything is planned (`tollgate plan {id}`)");
+    }
     match (applied, held) {
         (0, 0) if report.record.changes == ChangesState::Pending => {
             format!("; its changes are pending (`tollgate diff {id}`, then `tollgate apply {id}`)")

@@ -182,6 +182,21 @@ pub async fn commit(chain: &Chain, commit: Commit, set: ChangeSet) -> CommitRepo
     CommitReport { applied, held, conflicts, skipped, state, failure }
 }
 
+/// Passes changes through a chain that answers them all, for a plan. One that is not answered fails: nothing is done.
+pub async fn plan(chain: &Chain, changes: &[Change], subject: &Subject, since_ns: i64) {
+    /// A world that does nothing.
+    struct Closed;
+    impl World for Closed {
+        fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+            let reason = format!("{} of `{}` was to be planned and not done", effect.kind, effect.resource);
+            let answer = Answer::failed(reason, "this is a bug of Tollgate; please report it");
+            Box::pin(std::future::ready(answer))
+        }
+    }
+    let effects: Vec<Effect> = changes.iter().map(|change| effect_of(change, subject, None, since_ns)).collect();
+    futures_util::future::join_all(effects.iter().map(|effect| chain.perform(effect, &Closed))).await;
+}
+
 async fn run_batch(commit: &Commit, changes: Vec<Change>, remaining: Vec<PathBuf>) -> Result<(), ApplyError> {
     if changes.is_empty() {
         // Nothing is applied, so everything stays pending as it is.

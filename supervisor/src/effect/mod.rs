@@ -290,7 +290,7 @@ pub struct Subject {
 }
 
 /// The door an effect came in by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Door {
     /// The run's own socket.

@@ -9,6 +9,7 @@ pub mod fault;
 pub mod file;
 pub mod limits;
 pub mod overrides;
+pub mod propose;
 pub mod quantity;
 pub mod search;
 pub mod warnings;

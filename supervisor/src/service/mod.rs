@@ -6,6 +6,7 @@ pub mod caller;
 pub mod denials;
 pub mod files;
 pub mod insight;
+pub mod plan;
 pub mod recovery;
 pub mod resume;
 pub mod run;

@@ -1,7 +1,7 @@
 //! After the program: its changes applied, its record closed, its folder tidied.
-use super::super::denials;
+use super::super::{denials, plan::Plan};
 use crate::{
-    chain::{Answer, Chain},
+    chain::{preflight::Preflight, Answer, Chain},
     crash::{self, Point},
     doors::{
         self,
@@ -16,7 +16,7 @@ use crate::{
         record::{ChangesState, Outcome, RunState, Usage},
         Draft,
     },
-    room::place::Place,
+    room::{place::Place, tree},
 };
 use std::io;
 
@@ -41,7 +41,11 @@ impl Run<'_> {
             crash::reach(Point::ApplyingMarked);
             let cut_short =
                 matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
-            match self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }) {
+            let applied = match &self.request.preflight {
+                Some(preflight) => self.planned(chain, preflight),
+                None => self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }),
+            };
+            match applied {
                 Ok(report) => changes = report,
                 Err(reason) => {
                     changes.state = ChangesState::Pending;
@@ -50,6 +54,12 @@ impl Run<'_> {
             }
             if let (Facts::Ended { not_applied, .. }, Some(reason)) = (&mut facts, &changes.failure) {
                 *not_applied = Some(reason.clone());
+            }
+        }
+        // A workspace that cannot be written has no changes, and the rest of the plan all the same.
+        if let (true, Some(preflight), Store::ReadOnly | Store::Hidden) = (ran, &self.request.preflight, store) {
+            if let Err(reason) = self.keep_plan(preflight) {
+                changes.failure = Some(reason);
             }
         }
         for held in &changes.held {
@@ -102,6 +112,25 @@ impl Run<'_> {
             select: None,
         };
         Ok(block_on(doors::workspace::commit(chain, commit, set)))
+    }
+
+    /// The run's changes as planned effects, and the plan kept; nothing is applied.
+    fn planned(&self, chain: &Chain, preflight: &Preflight) -> Result<CommitReport, String> {
+        let place = Place::open(&self.folder.path).map_err(|error| error.to_string())?;
+        let set = place.changes().map_err(|error| error.to_string())?;
+        block_on(doors::workspace::plan(chain, &set.changes, &self.subject, place.place.since_ns));
+        self.keep_plan(preflight)?;
+        let state = if set.changes.is_empty() { ChangesState::None } else { ChangesState::Pending };
+        Ok(CommitReport { skipped: set.skipped, state, ..nothing_changed() })
+    }
+
+    fn keep_plan(&self, preflight: &Preflight) -> Result<(), String> {
+        let (effects, unlisted) = preflight.plan();
+        let plan = Plan::new(&self.id, &self.request.policy, effects, unlisted);
+        let folder = tree::open_root(&self.folder.path);
+        folder
+            .and_then(|folder| plan.write(&folder))
+            .map_err(|error| format!("the plan cannot be kept in {}: {error}", self.folder.path.display()))
     }
 
     /// What the evaluation used: recorded, not charged.

@@ -2,14 +2,30 @@
 
 use super::RunRequest;
 use crate::{
-    chain::{admission::Admission, stack::Element},
+    chain::{
+        admission::Admission,
+        stack::{Element, Step},
+    },
     effect::{self, RunId},
 };
 
 /// The elements of a run's stack. Their order here does not matter: the stack's normal form has one of its own.
 pub(super) fn elements(id: &RunId, request: &RunRequest) -> Vec<Element> {
-    let mut elements = vec![Element::Admission(request.policy.admission.clone())];
-    elements.extend(guard_of_policies(request).map(Element::Admission));
+    let mut elements = Vec::new();
+    match &request.preflight {
+        // Nothing is refused, so that one pass shows every need; what the policies would say is in the plan.
+        Some(preflight) => {
+            let policies = &request.policy.admission;
+            preflight
+                .judge_by(guard_of_policies(request).map_or_else(|| policies.clone(), |guard| policies.narrow(&guard)));
+            elements.push(Element::Admission(Admission::everything()));
+            elements.push(Element::Answering(Step(preflight.clone())));
+        }
+        None => {
+            elements.push(Element::Admission(request.policy.admission.clone()));
+            elements.extend(guard_of_policies(request).map(Element::Admission));
+        }
+    }
     if let Some(limit_bytes) = request.policy.limits.write_bytes.value() {
         elements.push(Element::Quota { id: id.0.clone(), limit_bytes });
     }

@@ -419,6 +419,9 @@ impl Run<'_> {
         if self.denials > MAX_DENIALS {
             return;
         }
+        if let Some(preflight) = &self.request.preflight {
+            preflight.note_refused(&effect, &answer);
+        }
         let draft = Draft::now(&self.id, &effect, &answer, &**self.ledger.clock()).repeated(denied.times);
         if let Err(error) = self.ledger.append(draft) {
             tracing::error!(%error, "a refusal has no receipt");

@@ -16,6 +16,7 @@ pub use live::Live;
 
 use super::{recovery, resume::Resumption};
 use crate::{
+    chain::preflight::Preflight,
     crash::{self, Point},
     doors::workspace::CommitReport,
     effect::{Kind, RunId, Subject},
@@ -66,6 +67,8 @@ pub struct RunRequest {
     pub mode: RunMode,
     /// The interrupted run that it takes over, if any.
     pub resumes: Option<Resumption>,
+    /// Answers its effects in the world's place, in a preflight.
+    pub preflight: Option<Arc<Preflight>>,
     /// How it was asked for.
     pub recipe: Option<Recipe>,
 }

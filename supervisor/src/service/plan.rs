@@ -1,0 +1,224 @@
+//! The plan of a preflight: kept beside the run, shown by `tollgate plan`, and a filter for a later run.
+
+use crate::{
+    chain::{
+        admission::{Admission, Home, Kinds, Layer, Origin, Paths, Patterns, Rule, Verdict},
+        preflight::{Answered, Planned},
+    },
+    doors::workspace,
+    effect::{fs, Digest, Door, Kind, Request, Resource, RunId, Subject},
+    ledger::{self, Ledger, ReceiptQuery},
+    policy::{
+        propose::{exact_pattern, propose, Needs},
+        Policy,
+    },
+    room::{changes::Change, path::unspell_any, tree},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::HashSet,
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+const FILE: &str = "plan.json";
+
+/// What a preflight planned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// 1.
+    pub version: u32,
+    /// The run.
+    pub run: RunId,
+    /// Its effects, in order.
+    pub effects: Vec<Planned>,
+    /// How many more the program asked for than a plan lists.
+    pub unlisted: u64,
+    /// The narrowest policy that would allow them, as a file's text.
+    pub proposal: String,
+}
+
+/// Why a plan cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The run has none.
+    #[error("run {run} has no plan: {why}")]
+    Absent {
+        /// The run.
+        run: String,
+        /// Why it has none.
+        why: &'static str,
+    },
+    /// It cannot be read.
+    #[error("cannot read the plan of run {run}: {source}")]
+    Unreadable {
+        /// The run.
+        run: String,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The receipts cannot be read.
+    #[error(transparent)]
+    Ledger(#[from] ledger::Error),
+    /// An entry is not what a receipt of the run says.
+    #[error(
+        "the plan of run {run} is not what its receipts say: `{object}` was never planned; run the preflight again"
+    )]
+    Forged {
+        /// The run.
+        run: String,
+        /// The entry's object.
+        object: String,
+    },
+    /// The run's layer holds a change that was not planned.
+    #[error("run {run} planned something else: `{object}` {how} since; nothing was applied, run the preflight again")]
+    Changed {
+        /// The run.
+        run: String,
+        /// The path.
+        object: String,
+        /// What happened to it.
+        how: &'static str,
+    },
+}
+
+impl Plan {
+    /// Of a preflight under this policy.
+    pub fn new(run: &RunId, policy: &Policy, effects: Vec<Planned>, unlisted: u64) -> Plan {
+        let title = format!("What run {run} planned");
+        let proposal = propose(policy, &title, &needs(&effects));
+        Plan { version: 1, run: run.clone(), effects, unlisted, proposal }
+    }
+
+    /// Keeps it in the run's directory.
+    ///
+    /// # Errors
+    /// As write(2) and rename(2).
+    pub fn write(&self, run_dir: &OwnedFd) -> io::Result<()> {
+        let text = serde_json::to_vec(self).map_err(io::Error::other)?;
+        tree::write_durably(run_dir.as_fd(), FILE, &text)
+    }
+
+    /// Reads a run's plan, and compares it with the run's receipts, which cannot be changed without showing.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn of(ledger: &Ledger, run: &RunId) -> Result<Plan, PlanError> {
+        let unreadable = |source| PlanError::Unreadable { run: run.0.clone(), source };
+        let folder = tree::open_root(&ledger.run_dir(run)).map_err(unreadable)?;
+        let Some(text) = tree::read_ours(folder.as_fd(), FILE).map_err(unreadable)? else {
+            let why = "it was no preflight, or was interrupted before its plan was complete";
+            return Err(PlanError::Absent { run: run.0.clone(), why });
+        };
+        let plan: Plan = serde_json::from_slice(&text).map_err(|error| unreadable(error.into()))?;
+        let mut known = HashSet::new();
+        for receipt in ledger.receipts(&ReceiptQuery { run: Some(run.clone()), ..ReceiptQuery::default() })? {
+            let receipt = receipt?;
+            known.insert((receipt.door, receipt.kind, receipt.request_digest));
+        }
+        match plan.effects.iter().find(|effect| !known.contains(&(effect.door, effect.kind, effect.digest))) {
+            Some(forged) => Err(PlanError::Forged { run: run.0.clone(), object: forged.resource.to_string() }),
+            None => Ok(plan),
+        }
+    }
+
+    /// Admits exactly what was planned, and reads.
+    pub fn admission(&self) -> Admission {
+        let origin = |text: String| Origin { file: format!("the plan of run {}", self.run), line: 0, text };
+        let rule = |kinds: Vec<Kind>, paths| {
+            let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+            let text = format!("allow {}", names.join(", "));
+            Rule { verdict: Verdict::Allow, kinds: Kinds::Only(kinds), paths, origin: origin(text) }
+        };
+        let mut rules = vec![rule(vec![Kind::FsRead, Kind::FsList], Paths::Any), rule(vec![Kind::EvalRun], Paths::Any)];
+        for (kind, paths) in needs(&self.effects).effects {
+            let patterns: Vec<String> = paths.iter().filter_map(|path| exact_pattern(path)).collect();
+            match (paths.is_empty(), Patterns::new(patterns)) {
+                (true, _) => rules.push(rule(vec![kind], Paths::Any)),
+                (false, Ok(patterns)) => rules.push(rule(vec![kind], Paths::Only(patterns))),
+                // A path that no pattern can name is not allowed.
+                (false, Err(_)) => {}
+            }
+        }
+        Admission::of(Layer::new(format!("plan of run {}", self.run), Home::Builtin, rules))
+    }
+
+    /// Checks that a run's pending changes are what it planned: each of them, and, while none was applied or thrown
+    /// away, all of them.
+    ///
+    /// # Errors
+    /// [`PlanError::Changed`] for the first that is not.
+    pub fn check(&self, changes: &[Change], subject: &Subject, since_ns: i64, whole: Whole) -> Result<(), PlanError> {
+        let planned: HashSet<Digest> = self.changes().map(|effect| effect.digest).collect();
+        let changed = |object: String, how| PlanError::Changed { run: self.run.0.clone(), object, how };
+        let mut found = HashSet::new();
+        for change in changes {
+            let effect = workspace::effect_of(change, subject, None, since_ns);
+            if !planned.contains(&effect.digest()) {
+                return Err(changed(effect.resource.to_string(), "was changed"));
+            }
+            found.insert(effect.digest());
+        }
+        match self.changes().find(|effect| whole == Whole::All && !found.contains(&effect.digest)) {
+            Some(missing) => Err(changed(missing.resource.to_string(), "is gone")),
+            None => Ok(()),
+        }
+    }
+
+    fn changes(&self) -> impl Iterator<Item = &Planned> {
+        self.effects.iter().filter(|effect| effect.door == Door::Workspace)
+    }
+}
+
+/// Whether all of a plan must still be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// All of it.
+    All,
+    /// Some of it was applied or thrown away already.
+    Rest,
+}
+
+/// Whether each run has a folder of its own at this path, so that the host's cannot be shown whole.
+fn is_made(path: &Path) -> bool {
+    ["/", "/etc", "/run", "/home", "/var", "/tmp"].iter().any(|made| path == Path::new(made))
+}
+
+/// What a policy must allow for these effects to pass.
+pub fn needs(effects: &[Planned]) -> Needs {
+    let mut needs = Needs::default();
+    for effect in effects {
+        let mut add = |paths: &[&String]| {
+            let known = needs.effects.entry(effect.kind).or_default();
+            known.extend(paths.iter().map(|path| (*path).clone()));
+        };
+        match (&effect.resource, &effect.request) {
+            (Resource::Workspace { .. }, Request::Fs(fs::Request::Move { path, to })) => add(&[path, to]),
+            (Resource::Workspace { path }, Request::Fs(fs::Request::Write { .. } | fs::Request::Delete { .. })) => {
+                add(&[path]);
+            }
+            (Resource::Run { .. }, Request::Run(_)) if effect.door != Door::Jail => add(&[]),
+            (Resource::Host { path }, _) if matches!(effect.kind, Kind::FsRead | Kind::FsList) => {
+                let path = unspell_any(path).ok().filter(|path| !is_made(path));
+                match path {
+                    Some(path) => {
+                        needs.views.insert(path);
+                    }
+                    None => {
+                        needs.beyond.insert(format!("{} of `{}`", effect.kind, effect.resource));
+                    }
+                }
+            }
+            (Resource::Host { path }, _) if effect.kind == Kind::ProcessExec => {
+                needs.views.extend(unspell_any(path).map(|path| super::denials::view_for(&path).to_path_buf()));
+            }
+            (resource, _) if effect.answered == Answered::Refused => {
+                needs.beyond.insert(format!("{} of `{resource}`", effect.kind));
+            }
+            _ => {}
+        }
+    }
+    needs
+}
