@@ -280,6 +280,53 @@ pub struct Watch {
     pub observed: Vec<i64>,
     /// Every other call is answered with this error number, ENOSYS for a call that an old kernel lacks.
     pub refused_with: i32,
+    /// What the supervisor is asked about before the kernel goes on with it; empty for nothing, which costs nothing.
+    #[serde(default)]
+    pub asked: Vec<Asking>,
+}
+
+/// What a call that waits for the supervisor's answer would do. Files are those of the workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Asking {
+    /// Open a file for reading.
+    Read,
+    /// Open a directory.
+    List,
+    /// Open a file for writing, make something, or change attributes.
+    Write,
+    /// Delete.
+    Delete,
+    /// Rename.
+    Move,
+    /// Execute a file, of the workspace or not.
+    Execute,
+    /// Connect to something outside the jail.
+    Connect,
+}
+
+/// A call that waits for the supervisor's answer.
+///
+/// It is asked about only when a look at it says that the kernel would do it. The look can be deceived by another
+/// thread of the program, so the answer is what the program sees, and never a wall.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// By which the answer finds it.
+    pub id: u64,
+    /// The system call's number.
+    pub syscall: i64,
+    /// What it would do.
+    pub wanted: Asking,
+    /// The path, absolute inside the jail and without links; the address for a socket.
+    pub object: Bytes,
+    /// The path that a rename leads to.
+    pub to: Option<Bytes>,
+    /// For a connection: the error number that it is going to have.
+    pub refused_with: Option<i32>,
+    /// The process inside the jail.
+    pub pid: u32,
+    /// Its command name.
+    pub comm: Bytes,
 }
 
 /// Whether a layer may be missing.
@@ -310,6 +357,13 @@ pub enum ToShim {
     },
     /// The terminal is in the foreground again: continue the stopped program.
     Continue,
+    /// What a waiting call gets.
+    Answer {
+        /// Which call.
+        id: u64,
+        /// This error number; none lets the kernel go on with the call as it stands.
+        errno: Option<i32>,
+    },
 }
 
 /// From shim to supervisor.
@@ -352,6 +406,8 @@ pub enum FromShim {
     },
     /// One of the jail's layers refused something.
     Denied(Denied),
+    /// A call waits for an answer. Others go on meanwhile.
+    Asked(Asked),
     /// The program stopped (terminal job control).
     Stopped {
         /// Number of the signal that stopped it.

@@ -3,7 +3,7 @@
 
 use super::{
     exec::{self, FromProgram},
-    observe::Observer,
+    observe::{Observer, Served},
     rename,
     step::{step, At, Failure},
     Standard,
@@ -132,15 +132,33 @@ impl Init<'_> {
     fn observe(&mut self) {
         let Some(observer) = &mut self.observer else { return };
         match observer.serve_one(self.plan) {
-            Ok(served) => {
-                for denied in served.denied {
-                    self.tell(&FromShim::Denied(denied));
-                }
-                if let Some(request) = served.rename {
-                    self.start_rename(request);
-                }
-            }
+            Ok(served) => self.pass_on(served),
             // The last process with the filter is gone.
+            Err(_) => self.observer = None,
+        }
+    }
+
+    fn pass_on(&mut self, served: Served) {
+        for denied in served.denied {
+            self.tell(&FromShim::Denied(denied));
+        }
+        if let Some(request) = served.rename {
+            self.start_rename(request);
+        }
+        let Some(asked) = served.asked else { return };
+        let id = asked.id;
+        match channel::send(self.control.as_fd(), &FromShim::Asked(asked), &[]) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => super::exit(125),
+            // Nobody will answer, and a call that was to have a receipt does not happen without one.
+            Err(_) => self.answer(id, Some(libc::EIO)),
+        }
+    }
+
+    fn answer(&mut self, id: u64, errno: Option<i32>) {
+        let Some(observer) = &mut self.observer else { return };
+        match observer.answer(id, errno) {
+            Ok(served) => self.pass_on(served),
             Err(_) => self.observer = None,
         }
     }
@@ -198,6 +216,7 @@ impl Init<'_> {
                 }
                 let _ = killpg(self.program, Signal::SIGCONT);
             }
+            Ok(Some((ToShim::Answer { id, errno }, _))) => self.answer(id, errno),
             Ok(Some((ToShim::Begin | ToShim::Copied | ToShim::Execute, _))) => {}
             // The supervisor is gone: the jail ends with it.
             Ok(None) | Err(_) => super::exit(125),

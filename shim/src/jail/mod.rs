@@ -135,7 +135,10 @@ fn ask_for_copy(control: &OwnedFd, refused: Failure) -> Result<(), Failure> {
     loop {
         match channel::receive::<ToShim>(control.as_fd()) {
             Ok(Some((ToShim::Copied, _))) => return Ok(()),
-            Ok(Some((ToShim::Begin | ToShim::Execute | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
+            Ok(Some((
+                ToShim::Begin | ToShim::Execute | ToShim::Signal { .. } | ToShim::Continue | ToShim::Answer { .. },
+                _,
+            ))) => {}
             // It could not, and has said why to whoever asked for the run.
             Ok(None) | Err(_) => exit(COULD_NOT_START),
         }
@@ -148,7 +151,10 @@ fn wait_for_leave(control: &OwnedFd) {
         match channel::receive::<ToShim>(control.as_fd()) {
             Ok(Some((ToShim::Execute, _))) => return,
             // There is no program yet that a signal could be for.
-            Ok(Some((ToShim::Begin | ToShim::Copied | ToShim::Signal { .. } | ToShim::Continue, _))) => {}
+            Ok(Some((
+                ToShim::Begin | ToShim::Copied | ToShim::Signal { .. } | ToShim::Continue | ToShim::Answer { .. },
+                _,
+            ))) => {}
             Ok(None) | Err(_) => exit(COULD_NOT_START),
         }
     }

@@ -3,13 +3,17 @@
 //! A look decides nothing: the kernel runs the call as it stands, and mounts, Landlock and permissions decide. Its
 //! only purpose is that what they refuse can be told to somebody. It may miss (a path changed behind its back), and
 //! it never lets anything through that would not go through without it.
+//!
+//! Where the plan wants it, calls of some sorts wait for the supervisor's answer first: an error number, or that the
+//! kernel goes on. That, too, is what a program sees and no wall, for the same reason. Calls that wait do not hold up
+//! others.
 
 use super::{
     rename,
     resolve::{self, is, Last, Reached},
 };
 use crate::{
-    protocol::{Access, Bytes, Denied, Mount, Plan, Wanted},
+    protocol::{Access, Asked, Asking, Bytes, Denied, Mount, Plan, Wanted},
     sys::{self, Reply},
 };
 use nix::{
@@ -47,6 +51,20 @@ pub struct Observer {
     /// Views from which every read succeeds that the host's permissions allow.
     readable: Vec<PathBuf>,
     told: HashMap<Wanted, Told>,
+    /// The workspace's path, and what of it is asked about.
+    workspace: PathBuf,
+    asking: Vec<Asking>,
+    /// Calls that wait for the supervisor's answer. Each holds up a thread of the program, so there are no more than
+    /// the run may have.
+    waiting: HashMap<u64, Waiting>,
+}
+
+/// A call that waits for the supervisor's answer, with what is left to do if the kernel goes on with it.
+struct Waiting {
+    number: i64,
+    caller: Caller,
+    looks: Vec<(Look, Option<PathBuf>)>,
+    rename: Option<rename::Request>,
 }
 
 /// What was told of one kind, by call number and object, with the times it happened since.
@@ -59,6 +77,8 @@ pub struct Served {
     pub denied: Vec<Denied>,
     /// A directory's rename that still waits for its answer.
     pub rename: Option<rename::Request>,
+    /// A call that waits for the supervisor's.
+    pub asked: Option<Asked>,
 }
 
 impl Observer {
@@ -81,6 +101,9 @@ impl Observer {
             workspace_device: overlay.then(|| lstat(&plan.workspace.to_path()).ok().map(|stat| stat.st_dev)).flatten(),
             readable: readable.collect(),
             told: HashMap::new(),
+            workspace: plan.workspace.to_path(),
+            asking: plan.watch.asked.clone(),
+            waiting: HashMap::new(),
         }
     }
 
@@ -101,29 +124,159 @@ impl Observer {
             let errno = if number >= FIRST_UNKNOWN_CALL { libc::ENOSYS } else { plan.watch.refused_with };
             let denied = self.refusal(&caller, number, Wanted::Syscall, OsString::new(), errno);
             sys::notification_reply(self.listener.as_fd(), call.id, Reply::Fail(errno))?;
-            return Ok(Served { denied: denied.into_iter().collect(), rename: None });
+            return Ok(Served { denied: denied.into_iter().collect(), ..Served::default() });
         }
         if number == libc::SYS_connect {
             let address = caller.read(call.data.args[1], (call.data.args[2] as usize).min(128));
-            sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
-            let denied = address.and_then(|address| self.judge_address(&caller, &address));
-            return Ok(Served { denied: denied.into_iter().collect(), rename: None });
+            // Whether a local socket has its other end in the jail, only the kernel can tell.
+            let network = address.as_deref().is_some_and(|address| {
+                let family = address.first_chunk().map(|bytes| i32::from(u16::from_ne_bytes(*bytes)));
+                matches!(family, Some(libc::AF_INET | libc::AF_INET6))
+            });
+            let waits = network && self.asking.contains(&Asking::Connect);
+            if !waits {
+                sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
+            }
+            let leads = address.and_then(|address| self.judge_address(&caller, &address));
+            return match (leads, waits) {
+                (Some((object, errno)), true) => {
+                    let asked = Asked { refused_with: Some(errno), ..caller.asked(number, Asking::Connect, object) };
+                    self.waiting.insert(call.id, Waiting { number, caller, looks: Vec::new(), rename: None });
+                    Ok(Served { asked: Some(asked), ..Served::default() })
+                }
+                (None, true) => {
+                    sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
+                    Ok(Served::default())
+                }
+                (leads, false) => {
+                    let denied =
+                        leads.and_then(|(object, errno)| self.refusal(&caller, number, Wanted::Connect, object, errno));
+                    Ok(Served { denied: denied.into_iter().collect(), ..Served::default() })
+                }
+            };
         }
         let looks = looks_of(number, &call.data.args, &caller);
-        let paths: Vec<Option<PathBuf>> = looks.iter().map(|look| caller.path(look)).collect();
-        if let Some(request) = self.directory_rename(&call, &caller, &paths) {
-            return Ok(Served { denied: Vec::new(), rename: Some(request) });
-        }
-        // The answer first: the look goes on while the program does.
-        sys::notification_reply(self.listener.as_fd(), call.id, Reply::Continue)?;
-        let mut denied = Vec::new();
-        for (look, path) in looks.iter().zip(paths) {
-            let Some(path) = path else { continue };
-            if let Some((object, errno)) = self.judge_path(look, &path) {
-                denied.extend(self.refusal(&caller, number, look.wanted, object.into(), errno));
+        let looks: Vec<(Look, Option<PathBuf>)> = looks
+            .into_iter()
+            .map(|look| {
+                let path = caller.path(&look);
+                (look, path)
+            })
+            .collect();
+        let rename = self.directory_rename(&call, &caller, &looks);
+        if !self.asking.is_empty() {
+            if let Some(asked) = self.question(&caller, number, &call.data.args, &looks) {
+                self.waiting.insert(call.id, Waiting { number, caller, looks, rename });
+                return Ok(Served { asked: Some(asked), ..Served::default() });
             }
         }
-        Ok(Served { denied, rename: None })
+        self.go_on(number, &caller, looks, rename)
+    }
+
+    /// The supervisor's answer to a call that waits.
+    ///
+    /// # Errors
+    /// When the listener is of no more use.
+    pub fn answer(&mut self, id: u64, errno: Option<i32>) -> io::Result<Served> {
+        let Some(Waiting { number, caller, looks, rename }) = self.waiting.remove(&id) else {
+            return Ok(Served::default());
+        };
+        // Whoever waited may be gone, and its process id somebody else's.
+        if !sys::notification_waits(self.listener.as_fd(), id) {
+            return Ok(Served::default());
+        }
+        match errno {
+            Some(errno) => {
+                sys::notification_reply(self.listener.as_fd(), id, Reply::Fail(errno))?;
+                Ok(Served::default())
+            }
+            None => self.go_on(number, &caller, looks, rename),
+        }
+    }
+
+    /// Lets the kernel run the call, and looks at what came of it.
+    fn go_on(
+        &mut self,
+        number: i64,
+        caller: &Caller,
+        looks: Vec<(Look, Option<PathBuf>)>,
+        rename: Option<rename::Request>,
+    ) -> io::Result<Served> {
+        if rename.is_some() {
+            return Ok(Served { rename, ..Served::default() });
+        }
+        // The answer first: the look goes on while the program does.
+        sys::notification_reply(self.listener.as_fd(), caller.id, Reply::Continue)?;
+        let mut denied = Vec::new();
+        for (look, path) in looks {
+            let Some(path) = path else { continue };
+            if let Some((object, errno)) = self.judge_path(&look, &path) {
+                denied.extend(self.refusal(caller, number, look.wanted, object.into(), errno));
+            }
+        }
+        Ok(Served { denied, ..Served::default() })
+    }
+
+    /// What to ask about a call: nothing where it is of a sort that nobody asked for, acts on nothing of the
+    /// workspace, or cannot succeed as far as a look shows.
+    fn question(
+        &self,
+        caller: &Caller,
+        number: i64,
+        args: &[u64; 6],
+        looks: &[(Look, Option<PathBuf>)],
+    ) -> Option<Asked> {
+        let ((look, path), rest) = looks.split_first()?;
+        let path = path.as_ref()?;
+        if path.starts_with("/proc") || self.judge_path(look, path).is_some() {
+            return None;
+        }
+        let reached = resolve::walk(path, look.last);
+        let handle_only = open_flags(number, args, caller).is_some_and(|flags| flags & libc::O_PATH as u64 != 0);
+        let wanted = match (&reached, look.wanted) {
+            (Reached::There { stat, .. }, Wanted::Execute) if is(stat, libc::S_IFREG) => Asking::Execute,
+            (Reached::There { stat, .. }, Wanted::Read) if is(stat, libc::S_IFDIR) && !handle_only => Asking::List,
+            // A handle by which nothing is read.
+            (Reached::There { .. }, Wanted::Read) if handle_only => return None,
+            (Reached::There { .. }, Wanted::Read) => Asking::Read,
+            (Reached::There { .. }, Wanted::Delete) if !rest.is_empty() => Asking::Move,
+            (Reached::There { stat, .. }, Wanted::Delete) => {
+                (is(stat, libc::S_IFDIR) == removes_directory(number, args)).then_some(Asking::Delete)?
+            }
+            (Reached::There { stat, .. }, Wanted::Write) if !look.creates_only => {
+                let flags = open_flags(number, args, caller);
+                let exclusive = libc::O_CREAT as u64 | libc::O_EXCL as u64;
+                let fails = flags.is_some_and(|flags| {
+                    flags & exclusive == exclusive
+                        || (is(stat, libc::S_IFDIR) && flags & libc::O_TMPFILE as u64 != libc::O_TMPFILE as u64)
+                });
+                (!fails).then_some(Asking::Write)?
+            }
+            (Reached::Missing { path, .. }, Wanted::Write) => {
+                let makes = look.creates_only
+                    || open_flags(number, args, caller).is_some_and(|flags| flags & libc::O_CREAT as u64 != 0);
+                let place = path.parent().is_some_and(|parent| lstat(parent).is_ok_and(|at| is(&at, libc::S_IFDIR)));
+                (makes && place).then_some(Asking::Write)?
+            }
+            _ => return None,
+        };
+        let inside = |reached: Reached| match reached {
+            Reached::There { path, .. } | Reached::Missing { path, .. } => Some(path),
+            Reached::Failed => None,
+        };
+        let object = inside(reached)?;
+        if !self.asking.contains(&wanted) || (wanted != Asking::Execute && !object.starts_with(&self.workspace)) {
+            return None;
+        }
+        let to = match rest.first() {
+            Some((look, path)) => {
+                let path = inside(resolve::walk(path.as_ref()?, look.last))?;
+                // Any other place is on another file system, so the kernel says EXDEV.
+                Some(path.starts_with(&self.workspace).then_some(path)?)
+            }
+            None => None,
+        };
+        Some(Asked { to: to.map(Bytes::from), ..caller.asked(number, wanted, object.into()) })
     }
 
     /// Every refusal that happened more than once, with the times not told yet.
@@ -210,9 +363,10 @@ impl Observer {
         }
     }
 
-    fn judge_address(&mut self, caller: &Caller, address: &[u8]) -> Option<Denied> {
+    /// Where a connection would lead and the error that it will have; none if it stays in the jail.
+    fn judge_address(&self, caller: &Caller, address: &[u8]) -> Option<(OsString, i32)> {
         let family = i32::from(u16::from_ne_bytes([*address.first()?, *address.get(1)?]));
-        let (object, errno): (OsString, i32) = match family {
+        Some(match family {
             libc::AF_INET => {
                 let port = u16::from_be_bytes([*address.get(2)?, *address.get(3)?]);
                 let ip = std::net::Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?);
@@ -234,33 +388,33 @@ impl Observer {
                 _ => {
                     let name = address[2..].split(|byte| *byte == 0).next()?;
                     let path = caller.absolute(libc::AT_FDCWD, PathBuf::from(OsString::from_vec(name.to_vec())))?;
-                    return self.judge_socket(caller, &path);
+                    return self.judge_socket(&path);
                 }
             },
             _ => return None,
-        };
-        self.refusal(caller, libc::SYS_connect, Wanted::Connect, object, errno)
+        })
     }
 
     /// A socket's path: one that is hidden, or one whose other end is not in the jail. Whether the host has a socket
     /// there, only the supervisor can tell.
-    fn judge_socket(&mut self, caller: &Caller, path: &Path) -> Option<Denied> {
-        let (object, errno) = match resolve::walk(path, Last::Followed) {
-            Reached::Missing { path, above } if self.private.contains(&above.st_dev) => (path, libc::ENOENT),
-            Reached::There { path, stat } if is(&stat, libc::S_IFSOCK) => (path, libc::ECONNREFUSED),
-            _ => return None,
-        };
-        self.refusal(caller, libc::SYS_connect, Wanted::Connect, object.into(), errno)
+    fn judge_socket(&self, path: &Path) -> Option<(OsString, i32)> {
+        match resolve::walk(path, Last::Followed) {
+            Reached::Missing { path, above } if self.private.contains(&above.st_dev) => {
+                Some((path.into(), libc::ENOENT))
+            }
+            Reached::There { path, stat } if is(&stat, libc::S_IFSOCK) => Some((path.into(), libc::ECONNREFUSED)),
+            _ => None,
+        }
     }
 
     fn directory_rename(
         &self,
         call: &libc::seccomp_notif,
         caller: &Caller,
-        paths: &[Option<PathBuf>],
+        looks: &[(Look, Option<PathBuf>)],
     ) -> Option<rename::Request> {
         let flags = rename::flags_of(i64::from(call.data.nr), &call.data.args)?;
-        let [Some(from), Some(to)] = paths else { return None };
+        let [(_, Some(from)), (_, Some(to))] = looks else { return None };
         let stat = lstat(from).ok()?;
         let ours = is(&stat, libc::S_IFDIR) && Some(stat.st_dev) == self.workspace_device;
         // The paths were read from memory that another thread may have changed since; both answers are then as good
@@ -304,6 +458,11 @@ struct Caller {
 impl Caller {
     fn pid(&self) -> Pid {
         Pid::from_raw(self.pid as i32)
+    }
+
+    fn asked(&self, syscall: i64, wanted: Asking, object: OsString) -> Asked {
+        let (id, pid, comm) = (self.id, self.pid, self.comm());
+        Asked { id, syscall, wanted, object: object.into(), to: None, refused_with: None, pid, comm }
     }
 
     fn comm(&self) -> Bytes {
@@ -388,6 +547,33 @@ impl Look {
     }
 }
 
+/// The flags of a call that opens a file.
+fn open_flags(number: i64, args: &[u64; 6], caller: &Caller) -> Option<u64> {
+    match number {
+        libc::SYS_openat => Some(args[2]),
+        libc::SYS_openat2 => {
+            let flags = caller.read(args[2], 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
+            flags.map(u64::from_ne_bytes)
+        }
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_open => Some(args[1]),
+        // open(2): creat() is open() with these.
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_creat => Some((libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC) as u64),
+        _ => None,
+    }
+}
+
+/// Whether a call that deletes is about directories, rather than about everything else.
+fn removes_directory(number: i64, args: &[u64; 6]) -> bool {
+    match number {
+        libc::SYS_unlinkat => args[2] & libc::AT_REMOVEDIR as u64 != 0,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_rmdir => true,
+        _ => false,
+    }
+}
+
 /// What to look at, by call number.
 fn looks_of(number: i64, args: &[u64; 6], caller: &Caller) -> Vec<Look> {
     let cwd = libc::AT_FDCWD;
@@ -409,10 +595,7 @@ fn looks_of(number: i64, args: &[u64; 6], caller: &Caller) -> Vec<Look> {
     };
     match number {
         libc::SYS_openat => opened(fd(0), args[1], args[2]),
-        libc::SYS_openat2 => {
-            let flags = caller.read(args[2], 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-            opened(fd(0), args[1], flags.map(u64::from_ne_bytes).unwrap_or_default())
-        }
+        libc::SYS_openat2 => opened(fd(0), args[1], open_flags(number, args, caller).unwrap_or_default()),
         libc::SYS_truncate => write(cwd, args[0], Last::Followed),
         libc::SYS_mkdirat | libc::SYS_mknodat => vec![Look::creating(fd(0), args[1])],
         libc::SYS_symlinkat => vec![Look::creating(fd(1), args[2])],

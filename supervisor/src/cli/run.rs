@@ -19,7 +19,7 @@ use crate::{
         caller,
         plan::Plan,
         recovery,
-        run::{self, Apply, Copy, RunReport, RunRequest, Streams},
+        run::{self, Answering, Apply, Copy, Receipts, RunReport, RunRequest, Streams},
     },
 };
 use std::{
@@ -106,6 +106,9 @@ pub struct Args {
     /// Run without the layers and limits that this machine cannot give; every receipt of the run says which
     #[arg(long)]
     pub best_effort: bool,
+    /// Which of what the program does itself has a receipt
+    #[arg(long, value_enum, default_value_t = Receipts::Changes, value_name = "WHICH")]
+    pub receipts: Receipts,
     /// Whether the program gets a terminal of its own
     #[arg(long, value_enum, default_value_t = TerminalChoice::Auto, value_name = "WHEN")]
     pub tty: TerminalChoice,
@@ -206,6 +209,7 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         ],
         on_terminal,
     };
+    let answering = Answering { receipts: args.receipts };
     let request = RunRequest {
         command: args.command,
         policy,
@@ -215,6 +219,7 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         caller: caller::current(),
         apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
+        answering,
         without,
         mode: if args.preflight { RunMode::Preflight } else { RunMode::Live },
         preflight: args.preflight.then(Arc::default),

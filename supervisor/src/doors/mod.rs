@@ -6,6 +6,7 @@ pub mod content;
 pub mod control;
 pub mod http;
 pub mod openapi;
+pub mod program;
 pub mod request;
 pub mod revert;
 pub mod workspace;

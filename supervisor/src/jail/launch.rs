@@ -104,12 +104,29 @@ impl Shim {
         Ok(ShimListener { control: self.control.try_clone()? })
     }
 
+    /// A second owner of the control socket, to answer on from another thread.
+    pub fn speaker(&self) -> io::Result<ShimSpeaker> {
+        Ok(ShimSpeaker { control: self.control.try_clone()? })
+    }
+
     /// Closes the supervisor's end: the jail's pid 1 ends, and everything with it.
     pub fn close(&self) {
         use nix::sys::socket::{shutdown, Shutdown};
         use std::os::fd::AsRawFd;
         // A socket that is closed already says so, which is as good.
         let _ = shutdown(self.control.as_raw_fd(), Shutdown::Both);
+    }
+}
+
+/// The speaking half of a [`Shim`].
+pub struct ShimSpeaker {
+    control: OwnedFd,
+}
+
+impl ShimSpeaker {
+    /// As [`Shim::tell`].
+    pub fn tell(&self, message: &ToShim) -> io::Result<()> {
+        channel::send(self.control.as_fd(), message, &[])
     }
 }
 

@@ -265,7 +265,7 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
         rlimits: inputs.rlimits,
         terminal: inputs.terminal,
         filters: inputs.filters,
-        watch: Watch { observed: inputs.observed, refused_with: libc::EPERM },
+        watch: Watch { observed: inputs.observed, refused_with: libc::EPERM, asked: Vec::new() },
         enforcement: inputs.enforcement,
         launcher: inputs.launcher,
         workspace: inputs.workspace.into(),

@@ -1,5 +1,5 @@
 //! From the plan to the end of the program and its jail.
-use super::super::denials;
+use super::super::{denials, files::LateFiles};
 use crate::{
     chain::{
         admission::Admission,
@@ -8,6 +8,7 @@ use crate::{
         Answer, BoxFuture, Chain, World,
     },
     crash::{self, Point},
+    doors::program::Question,
     effect::{self, Door, Effect, Kind, Request, Resource, RunId, Subject},
     jail::{
         cgroup::CgroupEnvironment,
@@ -85,7 +86,7 @@ pub(super) struct Standing {
     /// The shim's process on the host.
     pub(super) outer: Pid,
     pub(super) doors: Doors,
-    pub(super) context: denials::Context,
+    pub(super) context: Arc<denials::Context>,
 }
 
 /// What is left when the program is over.
@@ -137,6 +138,7 @@ impl Run<'_> {
         passed.sort();
         self.live.change(|record| record.environment = passed);
 
+        let files = LateFiles::default();
         let meters = Meters::default();
         let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &meters };
         let chain = match Stack(elements(&self.id, &self.request)).build(&wiring) {
@@ -147,7 +149,14 @@ impl Run<'_> {
         let (events, happened) = mpsc::channel();
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
 
-        let doors = self.open_doors(&chain, &plan).map_err(own("the run's sockets"))?;
+        let context = Arc::new(denials::Context {
+            workspace: self.request.workspace.clone(),
+            read_only: store == Store::ReadOnly,
+            shared_git: self.shared_git().map(Path::to_owned),
+            subject: self.subject.clone(),
+            room: None,
+        });
+        let doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
         let shim_file = match launch::find_shim() {
             Ok(file) => file,
@@ -169,7 +178,7 @@ impl Run<'_> {
             shim.begin(&plan, [input.as_fd(), output.as_fd(), error.as_fd()]).map_err(own("the shim"))?;
         }
         drop(pipes.far);
-        listen(&shim, events.clone()).map_err(own("a thread"))?;
+        listen(&shim, events.clone(), doors.questions.clone()).map_err(own("a thread"))?;
         pass_signals_on(events.clone()).map_err(own("a thread"))?;
 
         let meter = OutputMeter::new(limits.output_bytes.value());
@@ -190,13 +199,6 @@ impl Run<'_> {
             executed: false,
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
-        let context = denials::Context {
-            workspace: self.request.workspace.clone(),
-            read_only: store == Store::ReadOnly,
-            shared_git: self.shared_git().map(Path::to_owned),
-            subject: self.subject.clone(),
-            room: None,
-        };
         self.live.change(|record| record.degraded = enforcer.degraded());
         let mut jail = Standing { shim, enforcer, outer, doors, context };
         for event in &happened {
@@ -318,6 +320,8 @@ impl Run<'_> {
                 progress.output_exceeded = true;
                 jail.enforcer.kill();
             }
+            // The listener passes these on by itself.
+            Event::Shim(FromShim::Asked(_), _) => {}
             Event::JailGone => {}
         }
     }
@@ -538,10 +542,25 @@ pub(super) fn wait_briefly(shim: &mut Shim, time: Duration) -> bool {
     false
 }
 
-pub(super) fn listen(shim: &Shim, events: mpsc::Sender<Event>) -> io::Result<()> {
+pub(super) fn listen(
+    shim: &Shim,
+    events: mpsc::Sender<Event>,
+    questions: tokio::sync::mpsc::UnboundedSender<Question>,
+) -> io::Result<()> {
     let listener = shim.listener()?;
+    let speaker = Arc::new(shim.speaker()?);
     thread::Builder::new().name("shim".to_owned()).stack_size(256 * 1024).spawn(move || loop {
         let event = match listener.hear() {
+            // Past the main thread, which may be busy with something that takes longer than a call should wait.
+            Ok(Some((FromShim::Asked(asked), _))) => {
+                let (id, speaker) = (asked.id, Arc::clone(&speaker));
+                let reply = Box::new(move |errno| {
+                    // A jail that is gone wants no answer.
+                    let _ = speaker.tell(&ToShim::Answer { id, errno });
+                });
+                let _ = questions.send(Question { asked, reply });
+                continue;
+            }
             Ok(Some((message, attached))) => Event::Shim(message, attached),
             Ok(None) | Err(_) => Event::JailGone,
         };

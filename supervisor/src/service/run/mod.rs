@@ -4,6 +4,7 @@
 //! before its first instruction, once the jail stands; whatever ends it, its jail is gone before its
 //! changes are looked at, and its record is closed last.
 
+mod answering;
 mod close;
 mod elements;
 mod execute;
@@ -12,6 +13,7 @@ mod live;
 mod prepare;
 mod progress;
 
+pub use answering::{Answering, Receipts};
 pub use live::Live;
 
 use super::{recovery, resume::Resumption};
@@ -61,6 +63,8 @@ pub struct RunRequest {
     pub apply: Apply,
     /// Whether the workspace is shown through an overlay or as a copy.
     pub copy: Copy,
+    /// What answers in the world's place, and what is asked about one by one.
+    pub answering: Answering,
     /// Layers to leave out, in test builds.
     pub without: Vec<Layer>,
     /// Whether its effects happen.

@@ -1,8 +1,8 @@
 //! What comes before the jail: what can be refused early, the plan, the store, the doors.
-use super::super::files::LateFiles;
+use super::super::{denials, files::LateFiles};
 use crate::{
     chain::{Chain, World},
-    doors::{self, api, control},
+    doors::{self, api, control, program},
     jail::{
         enforcer::Enforcer,
         launch::{self},
@@ -181,10 +181,18 @@ impl Run<'_> {
             launcher,
             without: self.request.without.clone(),
         };
-        spec::plan(inputs).map_err(|error| error.to_string())
+        let mut plan = spec::plan(inputs).map_err(|error| error.to_string())?;
+        plan.watch.asked = self.request.answering.asked();
+        Ok(plan)
     }
 
-    pub(super) fn open_doors(&self, chain: &Arc<Chain>, plan: &tollgate_shim::protocol::Plan) -> io::Result<Doors> {
+    pub(super) fn open_doors(
+        &self,
+        chain: &Arc<Chain>,
+        plan: &tollgate_shim::protocol::Plan,
+        files: LateFiles,
+        calls: Arc<denials::Context>,
+    ) -> io::Result<Doors> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let entered = runtime.enter();
         let broker = doors::http::bind(&self.folder.path.join("door"), "broker.sock", 0o600)?;
@@ -196,7 +204,6 @@ impl Run<'_> {
         drop(entered);
         let insight =
             super::super::insight::RunInsight::new(&self.id, &self.request.policy, chain, plan, self.live.clone());
-        let files = LateFiles::default();
         let contents = doors::content::Contents::open(self.folder.path.join("contents"))?;
         let context = Arc::new(api::ApiContext {
             chain: chain.clone(),
@@ -212,7 +219,9 @@ impl Run<'_> {
             refusals: Arc::new(api::LedgerRefusals::new(self.ledger.clone(), self.id.clone())),
         });
         let (close, closed) = tokio::sync::watch::channel(false);
-        let (for_api, for_control) = (closed.clone(), closed);
+        let (for_api, for_control, for_calls) = (closed.clone(), closed.clone(), closed);
+        let (questions, asked) = tokio::sync::mpsc::unbounded_channel();
+        let chain = chain.clone();
         let live: Arc<dyn control::Controlled> = self.live.clone();
         let thread = thread::Builder::new().name("doors".to_owned()).spawn(move || {
             runtime.block_on(async move {
@@ -222,7 +231,8 @@ impl Run<'_> {
                 };
                 tokio::join!(
                     api::serve(broker, context, until(for_api)),
-                    control::serve(control, live, until(for_control))
+                    control::serve(control, live, until(for_control)),
+                    program::serve(asked, chain, calls, for_calls)
                 );
             });
         })?;
@@ -232,7 +242,7 @@ impl Run<'_> {
             }
             _ => None,
         });
-        Ok(Doors { close, thread, files, contents, hidden: hidden.collect() })
+        Ok(Doors { close, thread, files, contents, hidden: hidden.collect(), questions })
     }
 
     pub(super) fn world(&self, files: &LateFiles) -> Arc<dyn World> {
@@ -310,6 +320,8 @@ pub(super) struct Doors {
     pub(super) files: LateFiles,
     pub(super) contents: Arc<doors::content::Contents>,
     pub(super) hidden: Vec<PathBuf>,
+    /// Where calls of the program that wait are asked about.
+    pub(super) questions: tokio::sync::mpsc::UnboundedSender<program::Question>,
 }
 
 impl Doors {
