@@ -438,6 +438,11 @@ impl Patterns {
         &self.texts
     }
 
+    /// Whether one of the patterns matches this path. Globs that do not compile match nothing.
+    pub fn admits(&self, path: &str) -> bool {
+        self.admit(path).is_some()
+    }
+
     /// Whether a rule that allows matches this path, and the place of the pattern that does. Globs that do not
     /// compile allow nothing.
     fn admit(&self, path: &str) -> Option<usize> {

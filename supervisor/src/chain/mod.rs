@@ -5,6 +5,7 @@
 //! stands here and nowhere else; a policy cannot change it.
 
 pub mod admission;
+pub mod faults;
 pub mod preflight;
 pub mod quota;
 pub mod receipts;
@@ -151,6 +152,8 @@ pub struct Answer {
     pub digest: Option<Digest>,
     /// How many bytes were read or written.
     pub bytes: u64,
+    /// Whether the answer breaks off half way, where it goes over a connection: only ever a fault's doing.
+    pub cut: bool,
 }
 
 impl Answer {
@@ -167,6 +170,7 @@ impl Answer {
             body: None,
             digest: None,
             bytes,
+            cut: false,
         }
     }
 

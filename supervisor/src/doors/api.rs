@@ -528,6 +528,9 @@ impl Api {
         if let Some(share) = share {
             reply = reply.map(|content| Content::holding(content.bytes().clone(), share));
         }
+        if answer.cut {
+            reply = reply.map(Content::breaking_off);
+        }
         Ok(reply)
     }
 
@@ -555,6 +558,7 @@ impl Api {
             }
             None => Content::new(bytes),
         };
+        let content = if answer.cut { content.breaking_off() } else { content };
         let mut reply = Response::new(content);
         let headers = reply.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -820,7 +824,7 @@ fn problem(effect: &Effect, answer: &Answer) -> Reply {
     let status = match answer.decision {
         Decision::Refused if answer.decided_by == "quota" => StatusCode::INSUFFICIENT_STORAGE,
         Decision::Refused => StatusCode::FORBIDDEN,
-        Decision::Failed => failed_status(errno.as_deref().unwrap_or_default()),
+        Decision::Failed => named_status(answer).unwrap_or_else(|| failed_status(errno.as_deref().unwrap_or_default())),
         Decision::InDoubt | Decision::Allowed | Decision::Answered | Decision::Planned => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
@@ -834,7 +838,18 @@ fn problem(effect: &Effect, answer: &Answer) -> Reply {
         hint: answer.hint.clone(),
         errno,
     };
-    json(status, &BTreeMap::from([("error", problem)]))
+    let mut reply = json(status, &BTreeMap::from([("error", problem)]));
+    let seconds = answer.value.pointer("/error/retry_after_s").and_then(serde_json::Value::as_u64);
+    if let Some(seconds) = seconds {
+        reply.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    reply
+}
+
+/// The status that a failure names itself: that of a rate limit.
+fn named_status(answer: &Answer) -> Option<StatusCode> {
+    let code = answer.value.pointer("/error/status")?.as_u64()?;
+    StatusCode::from_u16(u16::try_from(code).ok()?).ok()
 }
 
 /// The error number's name: the world's for a failure, EACCES for every refusal, so that a program sees one thing.
@@ -854,6 +869,7 @@ fn failed_status(errno: &str) -> StatusCode {
         "EACCES" | "EPERM" | "EROFS" | "EXDEV" => StatusCode::FORBIDDEN,
         "EFBIG" => StatusCode::PAYLOAD_TOO_LARGE,
         "ENOSPC" | "EDQUOT" => StatusCode::INSUFFICIENT_STORAGE,
+        "ETIMEDOUT" => StatusCode::GATEWAY_TIMEOUT,
         "ENOTDIR" | "EISDIR" | "ELOOP" | "EINVAL" | "ENAMETOOLONG" => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

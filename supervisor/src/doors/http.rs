@@ -80,17 +80,30 @@ pub struct Peer {
 pub struct Content {
     bytes: Bytes,
     held: Option<OwnedSemaphorePermit>,
+    /// How many of the bytes are never sent.
+    kept_back: usize,
 }
+
+/// A body that ends before its announced length, on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("the answer breaks off here, by a fault rule")]
+pub struct BreaksOff;
 
 impl Content {
     /// A body of these bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Content {
-        Content { bytes: bytes.into(), held: None }
+        Content { bytes: bytes.into(), held: None, kept_back: 0 }
     }
 
     /// A body that gives its permit back once it is sent or dropped.
     pub fn holding(bytes: impl Into<Bytes>, permit: OwnedSemaphorePermit) -> Content {
-        Content { bytes: bytes.into(), held: Some(permit) }
+        Content { bytes: bytes.into(), held: Some(permit), kept_back: 0 }
+    }
+
+    /// The same body, of which the second half is announced and never sent: the connection ends in its place.
+    #[must_use]
+    pub fn breaking_off(self) -> Content {
+        Content { kept_back: self.bytes.len().div_ceil(2), ..self }
     }
 
     /// The bytes not yet sent.
@@ -101,17 +114,20 @@ impl Content {
 
 impl Body for Content {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = BreaksOff;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BreaksOff>>> {
         if self.bytes.is_empty() {
             self.held = None;
             return Poll::Ready(None);
         }
-        let length = self.bytes.len().min(PIECE);
+        let length = self.bytes.len().saturating_sub(self.kept_back).min(PIECE);
+        if length == 0 {
+            return Poll::Ready(Some(Err(BreaksOff)));
+        }
         Poll::Ready(Some(Ok(Frame::data(self.bytes.split_to(length)))))
     }
 
