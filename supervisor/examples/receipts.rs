@@ -112,5 +112,6 @@ fn record(id: &RunId) -> RunRecord {
         mode: Default::default(),
         resumes: None,
         recipe: None,
+        answered: Default::default(),
     }
 }

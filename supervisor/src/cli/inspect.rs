@@ -84,6 +84,9 @@ fn lines(record: &RunRecord) -> Vec<(&'static str, String)> {
     if let Some(resumes) = &record.resumes {
         lines.push(("resumes", escape(&resumes.0)));
     }
+    if let Some(injected) = record.answered.faults_injected {
+        lines.push(("faults", format!("{injected} injected")));
+    }
     lines.extend(record.degraded.iter().map(|degraded| ("went without", escape(degraded))));
     lines
 }

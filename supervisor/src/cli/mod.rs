@@ -23,7 +23,7 @@ pub mod undo;
 pub mod verify;
 
 use crate::policy::search::SearchPath;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use output::Failure;
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -67,10 +67,20 @@ pub fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| "error".into()))
         .with_writer(io::stderr)
         .init();
-    match dispatch(Cli::parse()) {
+    match dispatch(parse()) {
         Ok(status) => status,
         Err(failure) => failure.report(),
     }
+}
+
+/// Reads the command line, and what derived arguments do not keep: the order of the answering handlers.
+fn parse() -> Cli {
+    let matches = Cli::command().get_matches();
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let (Command::Run(args), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
+        args.note_order(matches);
+    }
+    cli
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {

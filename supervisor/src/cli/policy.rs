@@ -8,7 +8,7 @@ use crate::{
         limits::{Asked, Bound, Limit},
         search::{self, PolicyRef, SearchPath},
         warnings::warnings,
-        Commands, Launcher, Policy, Presence, WorkspaceAccess,
+        Commands, Handlers, Launcher, Policy, Presence, WorkspaceAccess,
     },
 };
 use clap::{Args, Subcommand};
@@ -179,7 +179,7 @@ fn show(args: &ShowArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(),
 }
 
 fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
-    let Policy { name, digest, description, jail, limits, admission, sources } = policy;
+    let Policy { name, digest, description, jail, limits, admission, handlers, sources } = policy;
     writeln!(out, "{name}: {description}")?;
     writeln!(out, "digest       {digest}")?;
     let sources: Vec<_> = sources.iter().map(|source| source.display().to_string()).collect();
@@ -213,6 +213,13 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "cpus         {}", limit(&limits.cpus, |cpus| cpus.to_string()))?;
     writeln!(out, "write_bytes  {}", limit(&limits.write_bytes, bytes))?;
     writeln!(out, "output_bytes {}", limit(&limits.output_bytes, bytes))?;
+    if *handlers != Handlers::default() {
+        writeln!(out, "\n[handlers]")?;
+        writeln!(out, "record       {}", handlers.record)?;
+        for rule in &handlers.faults {
+            writeln!(out, "fault        {}", rule.text())?;
+        }
+    }
     for layer in admission.layers() {
         writeln!(out, "\nrules of {}", layer.policy)?;
         if layer.rules().is_empty() {
@@ -235,7 +242,7 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn as_json(policy: &Policy) -> serde_json::Value {
-    let Policy { name, digest, description, jail, limits, admission, sources } = policy;
+    let Policy { name, digest, description, jail, limits, admission, handlers, sources } = policy;
     let layers: Vec<_> = admission
         .layers()
         .iter()
@@ -275,6 +282,10 @@ fn as_json(policy: &Policy) -> serde_json::Value {
         "name": name,
         "digest": digest,
         "description": description,
+        "handlers": {
+            "record": handlers.record,
+            "faults": handlers.faults.iter().map(|rule| rule.text()).collect::<Vec<_>>(),
+        },
         "sources": sources.iter().map(|source| source.to_string_lossy()).collect::<Vec<_>>(),
         "jail": {
             "profile": jail.profile.as_str(),

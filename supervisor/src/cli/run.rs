@@ -2,6 +2,7 @@
 
 use super::output::{escape, Failure};
 use crate::{
+    chain::faults::{FaultRule, RuleError},
     jail::outcome,
     ledger::{
         self,
@@ -19,7 +20,7 @@ use crate::{
         caller,
         plan::Plan,
         recovery,
-        run::{self, Answering, Apply, Copy, Receipts, RunReport, RunRequest, Streams},
+        run::{self, Answering, Apply, Copy, Mode, Receipts, RunReport, RunRequest, Streams},
     },
 };
 use std::{
@@ -109,6 +110,16 @@ pub struct Args {
     /// Which of what the program does itself has a receipt
     #[arg(long, value_enum, default_value_t = Receipts::Changes, value_name = "WHICH")]
     pub receipts: Receipts,
+    /// Make effects go wrong, as in `fs/write:error=ENOSPC,rate=0.1,seed=7,path=**/*.log`; may be given again
+    ///
+    /// KIND[+KIND…]:FAULT[=WHAT], then any of rate=R, seed=N, path=GLOB, first=N, when=before|after,
+    /// door=api|program|workspace and retry-after=SECONDS. FAULT is error, timeout, rate-limit, truncated, corrupted or
+    /// cut; docs/effects.md has what each kind can show. A program sees such an error as if the kernel gave it.
+    #[arg(long, value_name = "RULE", value_parser = fault_rule)]
+    pub faults: Vec<FaultRule>,
+    /// In which order the answering handlers were given
+    #[arg(skip)]
+    pub order: Vec<Given>,
     /// Whether the program gets a terminal of its own
     #[arg(long, value_enum, default_value_t = TerminalChoice::Auto, value_name = "WHEN")]
     pub tty: TerminalChoice,
@@ -118,6 +129,49 @@ pub struct Args {
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
+}
+
+/// An answering handler on the command line, where the order counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// One `--faults`.
+    Faults,
+}
+
+impl Args {
+    /// Remembers in which order the answering handlers stand on the command line.
+    pub fn note_order(&mut self, matches: &clap::ArgMatches) {
+        let places = [("faults", Given::Faults)].into_iter().flat_map(|(id, given)| {
+            let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+            let places = matches.indices_of(id).filter(|_| typed).into_iter().flatten();
+            places.map(move |place| (place, given)).collect::<Vec<_>>()
+        });
+        let mut places: Vec<(usize, Given)> = places.collect();
+        places.sort_by_key(|(place, _)| *place);
+        self.order = places.into_iter().map(|(_, given)| given).collect();
+    }
+
+    /// The answering handlers in the order given; fault rules that stand together are one handler.
+    fn modes(&self) -> Vec<Mode> {
+        let mut rules = self.faults.iter().cloned();
+        let mut modes: Vec<Mode> = Vec::new();
+        for given in &self.order {
+            match given {
+                Given::Faults => match modes.last_mut() {
+                    Some(Mode::Faults(together)) => together.extend(rules.next()),
+                    _ => modes.push(Mode::Faults(rules.next().into_iter().collect())),
+                },
+            }
+        }
+        modes
+    }
+}
+
+fn fault_rule(text: &str) -> Result<FaultRule, String> {
+    text.parse().map_err(|error: RuleError| match error.help.is_empty() {
+        true => error.message,
+        false => format!("{}; {}", error.message, error.help),
+    })
 }
 
 /// Who makes the namespaces.
@@ -209,7 +263,7 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         ],
         on_terminal,
     };
-    let answering = Answering { receipts: args.receipts };
+    let answering = Answering { receipts: args.receipts, modes: args.modes() };
     let request = RunRequest {
         command: args.command,
         policy,
@@ -291,6 +345,9 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     writeln!(talk, "{line}")?;
     for conflict in &report.changes.conflicts {
         writeln!(talk, "  conflict: {} {}", escape(&conflict.path.to_string_lossy()), escape(&conflict.reason))?;
+    }
+    if let Some(injected) = record.answered.faults_injected {
+        writeln!(talk, "  faults: {injected} injected")?;
     }
     for note in &report.notes {
         writeln!(talk, "  note: {}", escape(note))?;

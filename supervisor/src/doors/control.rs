@@ -332,6 +332,7 @@ pub(crate) mod tests {
             mode: Default::default(),
             resumes: None,
             recipe: None,
+            answered: Default::default(),
         }
     }
 

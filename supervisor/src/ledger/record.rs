@@ -59,6 +59,9 @@ pub struct RunRecord {
     /// How it was asked for, so that it can be asked for again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recipe: Option<Recipe>,
+    /// What answered in the world's place.
+    #[serde(default, skip_serializing_if = "Answered::is_nothing")]
+    pub answered: Answered,
 }
 
 /// Whether a run's effects happen.
@@ -88,6 +91,20 @@ pub struct Recipe {
     pub directory: String,
     /// Names of the variables that were given a value there.
     pub variables: Vec<String>,
+}
+
+/// What answered effects of a run in the world's place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answered {
+    /// How many effects a fault rule made to go wrong; none where there was no rule.
+    pub faults_injected: Option<u64>,
+}
+
+impl Answered {
+    /// Whether nothing did.
+    pub fn is_nothing(&self) -> bool {
+        *self == Answered::default()
+    }
 }
 
 /// Where a run stands.

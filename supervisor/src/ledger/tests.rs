@@ -98,6 +98,7 @@ pub(crate) fn record(id: &RunId) -> RunRecord {
         mode: Default::default(),
         resumes: None,
         recipe: None,
+        answered: Default::default(),
     }
 }
 

@@ -7,6 +7,7 @@
 //!
 //! The digest is SHA-256 over `tollgate.policy.v1`, a zero byte, and the canonical JSON (sorted keys, no white space,
 //! integers only) of what the policy means: the jail, the limits, and the layers of rules, each layer's rules sorted.
+//! What answers in the world's place joins them where a policy has any.
 //! Names, descriptions and places are not part of it, so that two files that mean the same hash the same; the text of
 //! the list of system calls is, by its own digest.
 
@@ -16,7 +17,7 @@ use super::{
     limits::{Asked, Bound, Limit, Limits},
     overrides::is_reserved,
     search::{find, seccomp_list, Found, PolicyRef, SearchPath},
-    Commands, EnvironmentRule, JailPolicy, Launcher, Policy, Presence, View, WorkspaceAccess,
+    Commands, EnvironmentRule, Handlers, JailPolicy, Launcher, Policy, Presence, View, WorkspaceAccess,
 };
 use crate::{
     chain::admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Verdict},
@@ -119,6 +120,7 @@ struct Draft {
     workspace: Option<(WorkspaceAccess, Fault)>,
     limits: LimitsDraft,
     rules: Vec<Rule>,
+    handlers: Handlers,
     sources: Vec<PathBuf>,
 }
 
@@ -198,6 +200,9 @@ impl Draft {
         }
         self.limits.replace(file.limits, asked);
         self.rules.extend(file.rules);
+        // Added to, never taken away: who builds on a policy cannot undo its recording.
+        self.handlers.record |= file.handlers.record;
+        self.handlers.faults.extend(file.handlers.faults);
         self.sources.push(found.path.clone());
         Ok(())
     }
@@ -295,6 +300,7 @@ impl Draft {
             },
             limits: Limits { wall, cpu, memory, pids, cpus, write_bytes, output_bytes },
             admission,
+            handlers: self.handlers,
             sources: self.sources,
         };
         Ok(policy.settled())
@@ -412,6 +418,15 @@ struct Meaning<'a> {
     write_bytes: Option<u64>,
     output_bytes: Option<u64>,
     layers: Vec<Vec<RuleMeaning<'a>>>,
+    /// Left out where there are none, so that a policy without keeps the digest that it had before there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handlers: Option<HandlersMeaning<'a>>,
+}
+
+#[derive(Serialize)]
+struct HandlersMeaning<'a> {
+    record: bool,
+    faults: Vec<&'a str>,
 }
 
 impl<'a> Meaning<'a> {
@@ -457,6 +472,10 @@ impl<'a> Meaning<'a> {
             write_bytes: policy.limits.write_bytes.value(),
             output_bytes: policy.limits.output_bytes.value(),
             layers: policy.admission.layers().iter().map(rules_of).collect(),
+            handlers: (policy.handlers != Handlers::default()).then(|| HandlersMeaning {
+                record: policy.handlers.record,
+                faults: policy.handlers.faults.iter().map(|rule| rule.text()).collect(),
+            }),
         }
     }
 }

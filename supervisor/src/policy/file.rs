@@ -10,13 +10,17 @@ use super::{
     overrides::{check_variable_name, split_variable},
     quantity::{self, QuantityError},
     search::{seccomp_list, seccomp_names},
-    Commands, EnvironmentRule, Launcher, Presence, ProfileName, View, WorkspaceAccess,
+    Commands, EnvironmentRule, Handlers, Launcher, Presence, ProfileName, View, WorkspaceAccess,
 };
 use crate::{
-    chain::admission::{Kinds, Origin, Paths, Patterns, Rule, Verdict},
+    chain::{
+        admission::{Kinds, Origin, Paths, Patterns, Rule, Verdict},
+        faults::{FaultRule, RuleText},
+    },
     effect::{Kind, VOCABULARY},
 };
 use std::{
+    collections::BTreeMap,
     ops::Range,
     path::{Component, Path, PathBuf},
     time::Duration,
@@ -47,6 +51,8 @@ pub struct PolicyFile {
     pub limits: LimitsSection,
     /// `[[allow]]`, `[[ask]]` and `[[deny]]`.
     pub rules: Vec<Rule>,
+    /// `[handlers]`.
+    pub handlers: Handlers,
 }
 
 /// `[jail]`.
@@ -114,8 +120,12 @@ impl PolicyFile {
     }
 }
 
-const TOP_KEYS: &[&str] = &["description", "extends", "jail", "limits", "allow", "ask", "deny"];
-const TOP_LATER: &[&str] = &["secret", "upstream", "handlers"];
+const TOP_KEYS: &[&str] = &["description", "extends", "jail", "limits", "allow", "ask", "deny", "handlers"];
+const TOP_LATER: &[&str] = &["secret", "upstream"];
+const HANDLER_KEYS: &[&str] = &["record", "faults"];
+const FAULTS_KEYS: &[&str] = &["seed", "rules"];
+const FAULT_KEYS: &[&str] =
+    &["effect", "kind", "errno", "status", "after", "rate", "first", "seed", "path", "when", "door", "retry_after"];
 const JAIL_KEYS: &[&str] = &["profile", "launcher", "seccomp", "enforce", "commands", "views", "env", "workspace"];
 const LIMIT_KEYS: &[&str] = &["wall", "cpu", "memory", "pids", "cpus", "write_bytes", "output_bytes"];
 const RULE_KEYS: &[&str] = &["effect", "path"];
@@ -125,7 +135,8 @@ const VIEW_KEYS: &[&str] = &["path", "optional"];
 /// Every key that a policy file can have or will have, for the test of the reference.
 #[cfg(test)]
 pub(super) fn every_key() -> impl Iterator<Item = &'static str> {
-    let tables = [TOP_KEYS, TOP_LATER, JAIL_KEYS, LIMIT_KEYS, RULE_KEYS, RULE_LATER];
+    let tables =
+        [TOP_KEYS, TOP_LATER, JAIL_KEYS, LIMIT_KEYS, RULE_KEYS, RULE_LATER, HANDLER_KEYS, FAULTS_KEYS, FAULT_KEYS];
     tables.into_iter().flatten().copied()
 }
 
@@ -166,6 +177,9 @@ impl Reader<'_> {
         }
         if let Some(section) = table.get("limits").and_then(|value| self.table(value, "[limits]")) {
             file.limits = self.limits(section);
+        }
+        if let Some(section) = table.get("handlers").and_then(|value| self.table(value, "[handlers]")) {
+            file.handlers = self.handlers(section);
         }
         for (key, verdict) in [("allow", Verdict::Allow), ("ask", Verdict::Ask), ("deny", Verdict::Deny)] {
             if let Some(value) = table.get(key) {
@@ -385,6 +399,116 @@ impl Reader<'_> {
                 None
             }
         }
+    }
+
+    fn handlers(&mut self, table: &DeTable<'_>) -> Handlers {
+        self.keys(table, "in [handlers]", HANDLER_KEYS, &[]);
+        let record = match table.get("record").map(|value| (value, value.get_ref().as_bool())) {
+            None => false,
+            Some((_, Some(record))) => record,
+            Some((value, None)) => self.wrong_type(value, "record", "true or false").unwrap_or_default(),
+        };
+        let faults = table.get("faults").and_then(|value| self.table(value, "faults"));
+        Handlers { record, faults: faults.map(|table| self.faults(table)).unwrap_or_default() }
+    }
+
+    fn faults(&mut self, table: &DeTable<'_>) -> Vec<FaultRule> {
+        self.keys(table, "in faults", FAULTS_KEYS, &[]);
+        let seed = self.scalar(table, "seed", "a whole number");
+        let Some(value) = table.get("rules") else { return Vec::new() };
+        let form = "a list of tables such as { effect = \"fs/write\", kind = \"error\", rate = 0.1 }";
+        let Some(items) = self.array(value, "rules", form) else { return Vec::new() };
+        let tables = items.iter().filter_map(|item| Some((self.table(item, form)?, item.span().start)));
+        let tables: Vec<_> = tables.collect();
+        tables.into_iter().filter_map(|(table, start)| self.fault_rule(table, start, seed.as_ref())).collect()
+    }
+
+    fn fault_rule(&mut self, table: &DeTable<'_>, start: usize, seed: Option<&At<String>>) -> Option<FaultRule> {
+        self.keys(table, "in a fault rule", FAULT_KEYS, &[]);
+        let before = self.faults.len();
+        let mut places: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let mut text = RuleText::default();
+        for (key, part, slot) in [
+            ("effect", "effects", &mut text.effects),
+            ("path", "paths", &mut text.paths),
+            ("door", "doors", &mut text.doors),
+        ] {
+            let Some(value) = table.get(key) else { continue };
+            places.insert(part, value.span().start);
+            let words = match value.get_ref() {
+                DeValue::String(word) => Some(vec![At { value: word.to_string(), offset: value.span().start }]),
+                _ => self.strings(value, key, "a word, or a list of words"),
+            };
+            slot.extend(words.into_iter().flatten().map(|word| word.value));
+        }
+        for (key, part) in [
+            ("errno", "arrives"),
+            ("status", "arrives"),
+            ("after", "arrives"),
+            ("rate", "rate"),
+            ("first", "first"),
+            ("seed", "seed"),
+            ("when", "when"),
+            ("retry_after", "retry_after"),
+        ] {
+            let Some(found) = self.scalar(table, key, "a word or a number") else { continue };
+            places.insert(part, found.offset);
+            let slot = match part {
+                "rate" => &mut text.rate,
+                "first" => &mut text.first,
+                "seed" => &mut text.seed,
+                "when" => &mut text.when,
+                "retry_after" => &mut text.retry_after,
+                _ => &mut text.arrives,
+            };
+            if slot.replace(found.value).is_some() {
+                let message = format!("`{key}` is one too many: a fault arrives as one thing");
+                let help = "write `errno` with error, `after` with timeout, `status` with rate-limit";
+                self.fault(found.offset, message, help);
+            }
+        }
+        match self.scalar(table, "kind", "the name of a fault") {
+            Some(kind) => {
+                places.insert("kind", kind.offset);
+                for (key, fault) in [("errno", "error"), ("status", "rate-limit"), ("after", "timeout")] {
+                    if let Some(value) = table.get(key).filter(|_| kind.value != fault) {
+                        let message = format!("`{key}` belongs to the fault `{fault}`");
+                        self.fault(value.span().start, message, "take it out");
+                    }
+                }
+                text.kind = kind.value;
+            }
+            None if !table.contains_key("kind") => {
+                self.fault(start, "a fault rule has no `kind`", "write kind = \"error\"")
+            }
+            None => {}
+        }
+        if text.seed.is_none() {
+            text.seed = seed.map(|seed| seed.value.clone());
+        }
+        if self.faults.len() > before {
+            return None;
+        }
+        match FaultRule::new(text) {
+            Ok(rule) => Some(rule),
+            Err(error) => {
+                let offset = places.get(error.part).copied().unwrap_or(start);
+                self.fault(offset, error.message, error.help);
+                None
+            }
+        }
+    }
+
+    /// A word or a number, as text.
+    fn scalar(&mut self, table: &DeTable<'_>, key: &str, form: &str) -> Option<At<String>> {
+        let value = table.get(key)?;
+        let text = match value.get_ref() {
+            DeValue::String(text) => text.to_string(),
+            DeValue::Integer(number) => number.to_string(),
+            DeValue::Float(number) => number.as_str().to_owned(),
+            _ => return self.wrong_type(value, key, form),
+        };
+        Some(At { value: text, offset: value.span().start })
     }
 
     fn rules(&mut self, key: &str, verdict: Verdict, value: &Value<'_>, rules: &mut Vec<Rule>) {

@@ -18,7 +18,10 @@ pub use fault::{Fault, PolicyError};
 pub use overrides::Overrides;
 pub use search::{PolicyRef, SearchPath};
 
-use crate::{chain::admission::Admission, effect::Digest};
+use crate::{
+    chain::{admission::Admission, faults::FaultRule},
+    effect::Digest,
+};
 use std::{collections::BTreeMap, path::PathBuf};
 use tollgate_shim::protocol::Enforcement;
 
@@ -37,8 +40,19 @@ pub struct Policy {
     pub limits: limits::Limits,
     /// Which effects it may have.
     pub admission: Admission,
+    /// What answers in the world's place.
+    pub handlers: Handlers,
     /// The files that it was composed from, outermost first; a built-in one is `policies/NAME.toml`.
     pub sources: Vec<PathBuf>,
+}
+
+/// What answers in the world's place, outermost first: a recording, then the faults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Handlers {
+    /// Whether the run is recorded.
+    pub record: bool,
+    /// What goes wrong.
+    pub faults: Vec<FaultRule>,
 }
 
 /// How the jail of a run is built.

@@ -76,6 +76,7 @@ impl Run<'_> {
         let outcome = outcome::decide(&facts);
         let last = if ran { vec![self.record_of_use(&usage)] } else { Vec::new() };
         let exit_status = exit_status(&facts, &outcome);
+        let injected = self.handlers.injected();
         let ended = self.ledger.clock().now();
         let record = self.live.change(|record| {
             record.state = RunState::Ended;
@@ -83,6 +84,7 @@ impl Run<'_> {
             record.outcome = Some(outcome);
             record.usage = usage;
             record.changes = changes.state;
+            record.answered.faults_injected = injected;
         });
         let record = self.ledger.end_run(&record, last)?;
         crash::reach(Point::RunEnded);

@@ -1,6 +1,6 @@
 //! The one place where a run's stack is put together from what was asked for.
 
-use super::RunRequest;
+use super::{answering::Handlers, RunRequest};
 use crate::{
     chain::{
         admission::Admission,
@@ -10,10 +10,11 @@ use crate::{
 };
 
 /// The elements of a run's stack. Their order here does not matter: the stack's normal form has one of its own.
-pub(super) fn elements(id: &RunId, request: &RunRequest) -> Vec<Element> {
-    let mut elements = Vec::new();
+pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers) -> Vec<Element> {
+    let mut elements = handlers.elements();
     match &request.preflight {
-        // Nothing is refused, so that one pass shows every need; what the policies would say is in the plan.
+        // Nothing is refused, so that one pass shows every need; what the policies would say is in the plan. It is the
+        // innermost of those that answer, in the world's place for all of them.
         Some(preflight) => {
             let policies = &request.policy.admission;
             preflight

@@ -44,6 +44,7 @@ use std::{
 use tollgate_shim::protocol::{FromShim, Launcher, Terminal, ToShim};
 
 use super::{
+    answering::Handlers,
     close::{block_on, own},
     elements::elements,
     folder::Folder,
@@ -70,6 +71,7 @@ pub(super) struct Run<'a> {
     pub(super) folder: Folder,
     pub(super) live: Arc<Live>,
     pub(super) request: RunRequest,
+    pub(super) handlers: Handlers,
     pub(super) refusals: Vec<Refusal>,
     pub(super) denials: u64,
     pub(super) since_ns: i64,
@@ -141,7 +143,7 @@ impl Run<'_> {
         let files = LateFiles::default();
         let meters = Meters::default();
         let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &meters };
-        let chain = match Stack(elements(&self.id, &self.request)).build(&wiring) {
+        let chain = match Stack(elements(&self.id, &self.request, &self.handlers)).build(&wiring) {
             Ok(chain) => Arc::new(chain),
             Err(error) => return refused(error.to_string()),
         };

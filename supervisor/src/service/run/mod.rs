@@ -13,7 +13,7 @@ mod live;
 mod prepare;
 mod progress;
 
-pub use answering::{Answering, Receipts};
+pub use answering::{Answering, Mode, Receipts};
 pub use live::Live;
 
 use super::{recovery, resume::Resumption};
@@ -33,6 +33,7 @@ use crate::{
     },
     policy::Policy,
 };
+use answering::Handlers;
 use execute::{Finished, Run};
 use folder::Folder;
 use nix::sys::signal::{SigSet, Signal};
@@ -191,6 +192,8 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
     let since_ns = now_coarse_ns();
     let linked = worktree::linked(&request.workspace, request.caller.uid);
+    let request = RunRequest { answering: request.answering.clone().under(&request.policy), ..request };
+    let handlers = Handlers::new(&request.answering);
     let mut run = Run {
         ledger,
         id,
@@ -198,6 +201,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
         folder,
         live,
         request,
+        handlers,
         refusals: Vec::new(),
         denials: 0,
         since_ns,
@@ -241,6 +245,7 @@ fn new_record(id: &RunId, request: &RunRequest, subject: &Subject, started: Time
         mode: request.mode.clone(),
         resumes: request.resumes.as_ref().map(|resumes| resumes.run.clone()),
         recipe: request.recipe.clone(),
+        answered: Default::default(),
     }
 }
 
