@@ -9,6 +9,9 @@ pub mod faults;
 pub mod preflight;
 pub mod quota;
 pub mod receipts;
+pub mod record;
+pub mod recording;
+pub mod replay;
 pub mod stack;
 
 use crate::effect::{Digest, Effect};

@@ -1,7 +1,6 @@
 //! Ways in. A door turns what a jail or a client asks into effects, and decides nothing.
 
 pub mod api;
-pub mod base64;
 pub mod content;
 pub mod control;
 pub mod http;
@@ -10,3 +9,5 @@ pub mod program;
 pub mod request;
 pub mod revert;
 pub mod workspace;
+
+pub use crate::effect::base64;

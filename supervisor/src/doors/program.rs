@@ -62,17 +62,16 @@ async fn answer(chain: &Chain, asked: &Asked, context: &denials::Context) -> Opt
     let Some((effect, refusal)) = effect_of(asked, context) else { return None };
     let kernel = Kernel { refusal: Mutex::new(refusal) };
     let answer = chain.perform(&effect, &kernel).await;
-    errno_of(&answer, asked.refused_with)
+    errno_of(&answer)
 }
 
 /// What the program sees: the error number that the answer names, else the natural one of a refusal or failure.
-fn errno_of(answer: &Answer, natural: Option<i32>) -> Option<i32> {
+fn errno_of(answer: &Answer) -> Option<i32> {
     if answer.is_success() {
         return None;
     }
     let named = answer.value.pointer("/error/errno").and_then(|name| errno(name.as_str()?));
-    let of_layer = natural.filter(|_| answer.decided_by == "network");
-    Some(named.or(of_layer).unwrap_or(match answer.decision {
+    Some(named.unwrap_or(match answer.decision {
         Decision::Refused => libc::EACCES,
         Decision::Failed | Decision::InDoubt | Decision::Allowed | Decision::Answered | Decision::Planned => libc::EIO,
     }))
@@ -95,7 +94,10 @@ fn effect_of(asked: &Asked, context: &denials::Context) -> Option<(Effect, Optio
                 comm: asked.comm.clone(),
                 times: 1,
             };
-            let (effect, refusal) = denials::judge(&denied, context)?;
+            let (effect, mut refusal) = denials::judge(&denied, context)?;
+            let name = format!("{:?}", nix::errno::Errno::from_raw(denied.errno));
+            // What the layer's refusal is to the program, also where a replay answers in its place.
+            refusal.value = serde_json::json!({ "error": { "errno": name } });
             (effect.resource, Some(refusal))
         }
         Asking::Read | Asking::List | Asking::Write | Asking::Delete | Asking::Move | Asking::Execute => {
@@ -174,15 +176,15 @@ mod tests {
         let call = Asked { refused_with: Some(libc::ENETUNREACH), ..asked(Asking::Connect, "192.0.2.1:80") };
         let (effect, refusal) = effect_of(&call, &context()).unwrap();
         assert_eq!(effect.resource, Resource::Address { to: "192.0.2.1:80".into() });
-        assert_eq!(errno_of(&refusal.unwrap(), call.refused_with), Some(libc::ENETUNREACH));
+        assert_eq!(errno_of(&refusal.unwrap()), Some(libc::ENETUNREACH));
     }
 
     #[test]
     fn a_refusal_is_eacces_and_a_named_error_is_itself() {
-        assert_eq!(errno_of(&Answer::refused("admission", "", ""), None), Some(libc::EACCES));
+        assert_eq!(errno_of(&Answer::refused("admission", "", "")), Some(libc::EACCES));
         let value = serde_json::json!({"error": {"errno": "ENOSPC"}});
-        assert_eq!(errno_of(&Answer { value, ..Answer::failed("", "") }, None), Some(libc::ENOSPC));
-        assert_eq!(errno_of(&Answer::failed("", ""), None), Some(libc::EIO));
-        assert_eq!(errno_of(&Answer::done(serde_json::Value::Null, 0), None), None);
+        assert_eq!(errno_of(&Answer { value, ..Answer::failed("", "") }), Some(libc::ENOSPC));
+        assert_eq!(errno_of(&Answer::failed("", "")), Some(libc::EIO));
+        assert_eq!(errno_of(&Answer::done(serde_json::Value::Null, 0)), None);
     }
 }

@@ -5,6 +5,7 @@
 //! the command line's completion and the OpenAPI document are made from. Nothing here decides or does anything.
 
 pub mod api;
+pub mod base64;
 pub mod fs;
 pub mod jail;
 pub mod path;
