@@ -5,7 +5,7 @@
 //! an allow, in whatever order they are written, and what no rule matches is refused. What the jail itself refused
 //! and paths of the host outside the workspace are never admitted, whatever a rule says.
 
-use super::{Answer, BoxFuture, Handler, Next};
+use super::{Answer, BoxFuture, Handler, Next, Question};
 use crate::effect::{fs, program, run, Door, Effect, Kind, Request, Resource};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use std::{
@@ -652,27 +652,17 @@ impl Handler for Admission {
             Finding::Allow(origin) => {
                 return Box::pin(async move { next.run(effect).await.by_rule(origin.cited()) });
             }
-            Finding::Ask(origin) => ask(effect, &origin).by_rule(origin.cited()),
+            // Whoever answers it comes innermost, so that a person is asked only for what would really happen.
+            Finding::Ask(origin) => {
+                let rule = origin.cited();
+                return Box::pin(async move { next.asking(Question { origin }).run(effect).await.by_rule(rule) });
+            }
             Finding::Deny(origin) if origin.line == 0 => deny_always(effect, &origin).by_rule(origin.cited()),
             Finding::Deny(origin) => deny(effect, &origin).by_rule(origin.cited()),
             Finding::Unmatched { layer, path } => unmatched(effect, layer, path.as_deref()),
         };
         Box::pin(std::future::ready(refusal))
     }
-}
-
-/// A rule says `ask`. There is nobody to ask while a run is under way, so the effect is refused and held; an approval
-/// handler, which comes innermost in the chain, is to take this function's place.
-fn ask(effect: &Effect, origin: &Origin) -> Answer {
-    let run = effect.subject.run.as_ref().map_or("RUN", |run| run.0.as_str());
-    Answer::refused(
-        "approval",
-        format!("{} {}: a person must approve it, by the rule {origin}", effect.kind, effect.resource),
-        format!(
-            "look at it with `tollgate diff {run}`; approve it with `tollgate apply {run} {}`",
-            crate::effect::path::shell_word(&effect.resource.to_string())
-        ),
-    )
 }
 
 /// A rule says `deny`.

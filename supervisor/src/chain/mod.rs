@@ -5,6 +5,8 @@
 //! stands here and nowhere else; a policy cannot change it.
 
 pub mod admission;
+pub mod approval;
+pub mod authority;
 pub mod faults;
 pub mod preflight;
 pub mod quota;
@@ -67,14 +69,55 @@ pub struct Next<'a> {
     world: &'a dyn World,
     /// Microseconds that handlers spent waiting, where receipts are kept.
     waited: Option<&'a AtomicU64>,
+    /// What a person must agree to before the world is reached.
+    asked: Option<Question>,
+    /// Who waits for the answer, where one can go away.
+    asker: Option<&'a dyn Asker>,
+}
+
+/// What a person must agree to. An effect that carries one never reaches the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The rule that asks.
+    pub origin: admission::Origin,
+}
+
+/// Whoever waits for an effect's answer.
+pub trait Asker: Send + Sync {
+    /// Is ready when nobody waits any more, and not before.
+    fn gone<'a>(&'a self) -> BoxFuture<'a, ()>;
 }
 
 impl<'a> Next<'a> {
-    /// Forwards the effect to the next handler, or to the world.
+    /// Forwards the effect to the next handler, or to the world. With a question that nobody took, the world is not
+    /// reached: a chain without an approval step refuses what it would have to ask about.
     pub fn run(self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         match self.rest.split_first() {
             Some((handler, rest)) => handler.handle(effect, Next { rest, ..self }),
-            None => self.world.execute(effect),
+            None => match &self.asked {
+                Some(question) => Box::pin(std::future::ready(approval::unanswered(effect, question))),
+                None => self.world.execute(effect),
+            },
+        }
+    }
+
+    /// The same, with something that a person must agree to further in. The first question stays: a person is asked
+    /// once.
+    #[must_use]
+    pub fn asking(self, question: Question) -> Next<'a> {
+        Next { asked: self.asked.or(Some(question)), ..self }
+    }
+
+    /// Takes the question out, for the one handler that answers it.
+    fn take_question(&mut self) -> Option<Question> {
+        self.asked.take()
+    }
+
+    /// Is ready when whoever asked waits no more; never, where that cannot be known.
+    async fn asker_gone(asker: Option<&dyn Asker>) {
+        match asker {
+            Some(asker) => asker.gone().await,
+            None => std::future::pending().await,
         }
     }
 
@@ -99,7 +142,17 @@ impl Chain {
 
     /// Passes one effect through every handler and, if all forward, to the world.
     pub async fn perform(&self, effect: &Effect, world: &dyn World) -> Answer {
-        Next { rest: &self.handlers, world, waited: None }.run(effect).await
+        self.pass(effect, world, None).await
+    }
+
+    /// As [`Chain::perform`], for somebody who may go away meanwhile: a question that waits for a person is withdrawn
+    /// then.
+    pub async fn perform_for(&self, effect: &Effect, world: &dyn World, asker: &dyn Asker) -> Answer {
+        self.pass(effect, world, Some(asker)).await
+    }
+
+    async fn pass(&self, effect: &Effect, world: &dyn World, asker: Option<&dyn Asker>) -> Answer {
+        Next { rest: &self.handlers, world, waited: None, asked: None, asker }.run(effect).await
     }
 
     /// The handlers' names, outermost first, in one line.

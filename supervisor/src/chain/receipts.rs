@@ -60,7 +60,7 @@ impl Handler for Receipts {
                 reached: Mutex::new(Reached::No),
             };
             let mut unfinished = Unfinished { receipts: self, effect, edge: Some(&edge), started };
-            let inner = Next { rest: next.rest, world: &edge, waited: Some(&waited) };
+            let inner = Next { world: &edge, waited: Some(&waited), ..next };
             let answer = inner.run(effect).await;
 
             let (queued_us, executed_us) = (waited.load(Ordering::Relaxed), edge.executed.load(Ordering::Relaxed));

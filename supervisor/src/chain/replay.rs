@@ -361,6 +361,7 @@ impl Replay {
             digest,
             bytes,
             cut,
+            rule: None,
         }
     }
 

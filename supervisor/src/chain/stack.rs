@@ -8,10 +8,14 @@
 //! With `{fs, process}` and `{fs, network}` admitted and 10 and 5 bytes of quota `run`,
 //! `[quota run 10, answering a, admit {fs, process}]` composed with `[admit {fs, network}, quota run 5, answering b]` is
 //! `[receipts, admit {fs}, quota run 5, answering a, answering b]`, once receipts are in one of them.
+//!
+//! Two handlers are built into every chain and are no elements that could be missing: receipts, outermost, and
+//! authority, directly after admission. No stack and no policy can take them out.
 
 use super::{
     admission::Admission,
-    quota::{Meters, Quota},
+    authority::Authority,
+    quota::{Amounts, Meters, Quota, SharedQuota, Unit},
     receipts::Receipts,
     Chain, Handler,
 };
@@ -46,14 +50,23 @@ pub enum Element {
     Receipts,
     /// What is allowed.
     Admission(Admission),
-    /// A check of authority.
+    /// A check of authority beside the one that is built in.
     Authority(Step),
-    /// A quota of bytes written.
+    /// A quota that is counted in memory.
     Quota {
         /// Which meter: those who name one id share it.
         id: String,
-        /// At most this many bytes. 0 is none at all.
-        limit_bytes: u64,
+        /// What is counted.
+        unit: Unit,
+        /// At most this much. 0 is none at all.
+        limit: u64,
+    },
+    /// A quota that runs share, kept in the ledger.
+    SharedQuota {
+        /// Its id.
+        id: String,
+        /// Limits that are narrower than the quota's own.
+        limits: Amounts,
     },
     /// A guard.
     Containment(Step),
@@ -70,7 +83,7 @@ impl Element {
             Element::Receipts => Rank::Receipts,
             Element::Admission(_) => Rank::Admission,
             Element::Authority(_) => Rank::Authority,
-            Element::Quota { .. } => Rank::Quota,
+            Element::Quota { .. } | Element::SharedQuota { .. } => Rank::Quota,
             Element::Containment(_) => Rank::Containment,
             Element::Answering(_) => Rank::Answering,
             Element::Approval(_) => Rank::Approval,
@@ -104,6 +117,8 @@ pub struct Wiring<'a> {
     pub ledger: &'a Ledger,
     /// Whose effects pass.
     pub run: &'a RunId,
+    /// The user on the host whose run it is.
+    pub owner: u32,
     /// The quotas' meters.
     pub meters: &'a Meters,
 }
@@ -118,13 +133,14 @@ pub enum BuildError {
 
 impl Stack {
     /// The normal form: elements by rank, receipts at most once, admissions intersected into one, the smallest limit
-    /// of each quota, in order of their ids. Elements of the other ranks keep their order; a guard that is there
+    /// of each quota and unit, in order of their ids, shared ones last. Elements of the other ranks keep their order; a guard that is there
     /// twice stays once, while an answering handler given twice answers twice.
     #[must_use]
     pub fn normalise(&self) -> Stack {
         let mut receipts = None;
         let mut admission: Option<Admission> = None;
-        let mut quotas: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut quotas: BTreeMap<(&str, Unit), u64> = BTreeMap::new();
+        let mut shared: BTreeMap<&str, Amounts> = BTreeMap::new();
         let mut others: Vec<&Element> = Vec::new();
         for element in &self.0 {
             match element {
@@ -133,8 +149,14 @@ impl Stack {
                     // Narrowed by itself too: one admission and two alike end in the same form.
                     admission = Some(admission.as_ref().unwrap_or(next).narrow(next));
                 }
-                Element::Quota { id, limit_bytes } => {
-                    quotas.entry(id).and_modify(|least| *least = (*least).min(*limit_bytes)).or_insert(*limit_bytes);
+                Element::Quota { id, unit, limit } => {
+                    quotas.entry((id, *unit)).and_modify(|least| *least = (*least).min(*limit)).or_insert(*limit);
+                }
+                Element::SharedQuota { id, limits } => {
+                    let known = shared.entry(id).or_default();
+                    for (unit, limit) in limits {
+                        known.entry(*unit).and_modify(|least| *least = (*least).min(*limit)).or_insert(*limit);
+                    }
                 }
                 Element::Answering(_) => others.push(element),
                 Element::Authority(_) | Element::Containment(_) | Element::Approval(_) => {
@@ -144,11 +166,13 @@ impl Stack {
                 }
             }
         }
-        let quotas = quotas.into_iter().map(|(id, limit_bytes)| Element::Quota { id: id.to_owned(), limit_bytes });
+        let quotas = quotas.into_iter().map(|((id, unit), limit)| Element::Quota { id: id.to_owned(), unit, limit });
+        let shared = shared.into_iter().map(|(id, limits)| Element::SharedQuota { id: id.to_owned(), limits });
         let mut elements: Vec<Element> = receipts
             .into_iter()
             .chain(admission.map(Element::Admission))
             .chain(quotas)
+            .chain(shared)
             .chain(others.into_iter().cloned())
             .collect();
         elements.sort_by_key(Element::rank);
@@ -161,7 +185,8 @@ impl Stack {
         Stack(self.0.iter().chain(&inner.0).cloned().collect()).normalise()
     }
 
-    /// The chain of the normal form. Receipts are outermost, whether or not the stack mentions them.
+    /// The chain of the normal form. Receipts are outermost, whether or not the stack mentions them, and authority
+    /// comes before every other check of its rank.
     ///
     /// # Errors
     ///
@@ -171,7 +196,12 @@ impl Stack {
         if !normal.0.iter().any(|element| element.rank() == Rank::Admission) {
             return Err(BuildError::NoAdmission);
         }
-        Ok(Chain::new(normal.0.iter().map(|element| element.handler(wiring)).collect()))
+        let (outer, inner): (Vec<&Element>, Vec<&Element>) =
+            normal.0.iter().partition(|element| element.rank() < Rank::Authority);
+        let mut handlers: Vec<_> = outer.into_iter().map(|element| element.handler(wiring)).collect();
+        handlers.push(Arc::new(Authority::new(wiring.run.clone(), wiring.owner)));
+        handlers.extend(inner.into_iter().map(|element| element.handler(wiring)));
+        Ok(Chain::new(handlers))
     }
 }
 
@@ -180,7 +210,11 @@ impl Element {
         match self {
             Element::Receipts => Arc::new(Receipts::new(wiring.ledger.clone(), wiring.run.clone())),
             Element::Admission(admission) => Arc::new(admission.clone()),
-            Element::Quota { id, limit_bytes } => Arc::new(Quota::new(id.clone(), *limit_bytes, wiring.meters)),
+            Element::Quota { id, unit, limit } => Arc::new(Quota::new(id.clone(), *unit, *limit, wiring.meters)),
+            Element::SharedQuota { id, limits } => {
+                let (ledger, run) = (wiring.ledger.clone(), wiring.run.clone());
+                Arc::new(SharedQuota::new(id.clone(), limits.clone(), ledger, run))
+            }
             Element::Authority(step)
             | Element::Containment(step)
             | Element::Answering(step)
@@ -203,7 +237,8 @@ mod tests {
     }
 
     fn build(stack: &Stack, fixture: &Fixture) -> Result<Chain, BuildError> {
-        stack.build(&Wiring { ledger: &fixture.ledger, run: &fixture.run, meters: &Meters::default() })
+        let owner = sample(Kind::FsWrite).subject.uid;
+        stack.build(&Wiring { ledger: &fixture.ledger, run: &fixture.run, owner, meters: &Meters::default() })
     }
 
     #[test]
@@ -214,22 +249,22 @@ mod tests {
             Element::Answering(step("first")),
             Element::Containment(step("guard")),
             Element::Answering(step("second")),
-            Element::Quota { id: "run".into(), limit_bytes: 10 },
-            Element::Authority(step("authority")),
+            Element::Quota { id: "run".into(), unit: Unit::WriteBytes, limit: 10 },
+            Element::Authority(step("further")),
             Element::Admission(Admission::everything()),
             Element::Receipts,
         ];
         let chain = build(&Stack(elements), &fixture).unwrap();
         assert_eq!(
             chain.describe(),
-            "receipts → admission → authority → quota → guard → first → second → approval → world"
+            "receipts → admission → authority → further → quota → guard → first → second → approval → world"
         );
     }
 
     #[test]
     fn the_example_of_the_module_is_true() {
         let (a, b) = (Element::Answering(step("a")), Element::Answering(step("b")));
-        let quota = |limit_bytes| Element::Quota { id: "run".into(), limit_bytes };
+        let quota = |limit| Element::Quota { id: "run".into(), unit: Unit::WriteBytes, limit };
         let (one, two) = (admit(&[Kind::FsRead, Kind::ProcessExec]), admit(&[Kind::FsRead, Kind::NetConnect]));
         let outer = Stack(vec![quota(10), a.clone(), Element::Admission(one.clone())]);
         let inner = Stack(vec![Element::Admission(two.clone()), quota(5), b.clone()]);
@@ -247,7 +282,7 @@ mod tests {
     fn receipts_are_outermost_even_if_nobody_asked_for_them() {
         let fixture = Fixture::new();
         let chain = build(&Stack(vec![Element::Admission(Admission::nothing())]), &fixture).unwrap();
-        assert_eq!(chain.describe(), "receipts → admission → world");
+        assert_eq!(chain.describe(), "receipts → admission → authority → world");
         let world = FakeWorld::default();
         let answer = wait(chain.perform(&sample(Kind::FsWrite), &world));
         assert_eq!((answer.is_success(), answer.decided_by), (false, "admission"));

@@ -42,7 +42,8 @@ pub fn apply(
     let (ledger, record, place) = open(state, &args.run)?;
     over(&record)?;
     let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
-    let wiring = Wiring { ledger: &ledger, run: &record.id, meters: &Meters::default() };
+    let owner = record.subject.uid;
+    let wiring = Wiring { ledger: &ledger, run: &record.id, owner, meters: &Meters::default() };
     let search = super::search_path();
     let policy = PolicyRef::parse(&record.policy).and_then(|reference| Policy::load(&reference, &search));
     let policy = policy.map_err(|error| {
@@ -79,7 +80,8 @@ pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn
     let (ledger, record, place) = open(state, &args.run)?;
     over(&record)?;
     let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
-    let wiring = Wiring { ledger: &ledger, run: &record.id, meters: &Meters::default() };
+    let owner = record.subject.uid;
+    let wiring = Wiring { ledger: &ledger, run: &record.id, owner, meters: &Meters::default() };
     let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
     let args = undo::Undo { run: record.id.0.clone(), ..args.clone() };

@@ -147,6 +147,12 @@ pub enum Error {
     /// An intent that is not open.
     #[error("no open intent {0}; `in_doubt` lists those that are")]
     NoIntent(i64),
+    /// No saved rule that holds has this number.
+    #[error("no approval rule {0} holds; `tollgate approvals rules` lists those that do")]
+    NoApprovalRule(i64),
+    /// No quota has this id.
+    #[error("no quota `{0}`; `tollgate quota list` lists them, `tollgate quota set` makes one")]
+    NoQuota(String),
     /// No blob with this digest is stored.
     #[error("blob {0} is not in the ledger's store; it was pruned or lost")]
     BlobMissing(Digest),

@@ -10,6 +10,7 @@
 //! signed cut.
 
 mod blobs;
+pub mod consent;
 pub mod cut;
 pub mod draft;
 mod error;
@@ -19,6 +20,7 @@ mod intent;
 pub mod key;
 pub mod mark;
 pub mod query;
+pub mod quota;
 pub mod record;
 mod reserve;
 mod row;

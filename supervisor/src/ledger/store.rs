@@ -12,7 +12,8 @@ use std::{
 };
 
 /// Each brings the database from the form of its index to the next, in one transaction. A stored one never changes.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0004.sql")];
 
 /// How long a connection waits for another process's transaction. Batches take milliseconds; a checkpoint's fsync on
 /// a busy disk can take seconds.

@@ -59,6 +59,13 @@ impl Fixture {
         Fixture { ledger, run, state, _folder: folder }
     }
 
+    /// One more run in the same ledger.
+    pub(crate) fn another_run(&self) -> RunId {
+        let run = RunId("0123456789ac".into());
+        self.ledger.insert_run(&record(&run)).unwrap();
+        run
+    }
+
     /// A draft of a read of this path.
     fn read(&self, path: &str) -> Draft {
         draft(&self.run, path, Decision::Allowed)

@@ -4,6 +4,7 @@ use super::{answering::Handlers, RunRequest};
 use crate::{
     chain::{
         admission::Admission,
+        quota::Unit,
         stack::{Element, Step},
     },
     effect::{self, RunId},
@@ -27,8 +28,8 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers) ->
             elements.extend(guard_of_policies(request).map(Element::Admission));
         }
     }
-    if let Some(limit_bytes) = request.policy.limits.write_bytes.value() {
-        elements.push(Element::Quota { id: id.0.clone(), limit_bytes });
+    if let Some(limit) = request.policy.limits.write_bytes.value() {
+        elements.push(Element::Quota { id: id.0.clone(), unit: Unit::WriteBytes, limit });
     }
     elements
 }

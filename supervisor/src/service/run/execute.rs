@@ -142,7 +142,8 @@ impl Run<'_> {
 
         let files = LateFiles::default();
         let meters = Meters::default();
-        let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &meters };
+        let owner = self.subject.uid;
+        let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &meters };
         let chain = match Stack(elements(&self.id, &self.request, &self.handlers)).build(&wiring) {
             Ok(chain) => Arc::new(chain),
             Err(error) => return refused(error.to_string()),
@@ -374,7 +375,8 @@ impl Run<'_> {
         let Standing { shim, enforcer, outer, .. } = jail;
         let started = Mutex::new(Some(Starting { shim, enforcer, outer: *outer }));
         let world = StartWorld { starting: &started };
-        let wiring = Wiring { ledger: self.ledger, run: &self.id, meters: &Meters::default() };
+        let owner = self.subject.uid;
+        let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &Meters::default() };
         // The caller starts it, not the program: a policy's rules on `run/start` are about runs that a run starts, and
         // what this one may start with is its `commands`.
         let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
