@@ -115,28 +115,95 @@ pub fn json_line(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> 
     out.write_all(&line)
 }
 
-/// Prints rows in aligned columns, the first row being the header. The last column is not padded.
-///
-/// # Errors
-/// As write(2).
-pub fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+/// Rows in aligned columns under a header, printed as they come: the first rows are held back to see how wide the
+/// columns are, so that a list of millions takes no more memory than a short one. The last column is not padded.
+pub struct Table<'a, const N: usize> {
+    out: &'a mut dyn Write,
+    widths: [usize; N],
+    held: Vec<([String; N], String)>,
+    decided: Widths,
+}
+
+#[derive(PartialEq, Eq)]
+enum Widths {
+    Growing,
+    Fixed,
+}
+
+/// How many rows are held back.
+const HELD: usize = 500;
+
+impl<'a, const N: usize> Table<'a, N> {
+    /// A table with these headings.
+    pub fn new(out: &'a mut dyn Write, headings: [&str; N]) -> Table<'a, N> {
+        let headings = headings.map(str::to_owned);
+        let widths = std::array::from_fn(|column| headings[column].chars().count());
+        Table { out, widths, held: vec![(headings, String::new())], decided: Widths::Growing }
+    }
+
+    /// Adds a row.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn row(&mut self, cells: [String; N]) -> io::Result<()> {
+        self.row_with(cells, String::new())
+    }
+
+    /// Adds a row with a remark on a line of its own below it, unless that is empty.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn row_with(&mut self, cells: [String; N], remark: String) -> io::Result<()> {
+        if self.decided == Widths::Fixed {
+            return self.print(&cells, &remark);
+        }
+        for (width, cell) in self.widths.iter_mut().zip(&cells) {
             *width = (*width).max(cell.chars().count());
         }
+        self.held.push((cells, remark));
+        if self.held.len() > HELD {
+            self.release()?;
+        }
+        Ok(())
     }
-    for row in rows {
+
+    /// Where it prints to, for what is no row.
+    pub fn out(&mut self) -> &mut dyn Write {
+        self.out
+    }
+
+    /// Prints what is still held back.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn finish(mut self) -> io::Result<()> {
+        self.release()
+    }
+
+    fn release(&mut self) -> io::Result<()> {
+        self.decided = Widths::Fixed;
+        std::mem::take(&mut self.held).iter().try_for_each(|(cells, remark)| self.print(cells, remark))
+    }
+
+    fn print(&mut self, cells: &[String; N], remark: &str) -> io::Result<()> {
         let mut line = String::new();
-        for (index, (cell, width)) in row.iter().zip(widths).enumerate() {
+        for (index, (cell, width)) in cells.iter().zip(self.widths).enumerate() {
             match index + 1 == N {
                 true => line.push_str(cell),
                 false => line.push_str(&format!("{cell:width$}  ")),
             }
         }
-        writeln!(out, "{}", line.trim_end())?;
+        writeln!(self.out, "{}", line.trim_end())?;
+        match remark {
+            "" => Ok(()),
+            remark => writeln!(self.out, "    {remark}"),
+        }
     }
-    Ok(())
+}
+
+/// A word of a closed list as it is written on the wire.
+pub fn plain(word: &impl Serialize) -> String {
+    serde_json::to_value(word).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 /// Text with its control characters, and those that reorder a line (Unicode's bidirectional controls), escaped.
@@ -212,9 +279,23 @@ mod tests {
     #[test]
     fn a_table_is_aligned_and_has_no_trailing_space() {
         let mut out = Vec::new();
-        let rows = [["ID", "WHAT"], ["long-id", ""], ["é", "x y"]].map(|row| row.map(str::to_owned));
-        table(&mut out, &rows).expect("writes");
-        assert_eq!(String::from_utf8(out).expect("is text"), "ID       WHAT\nlong-id\né        x y\n");
+        let mut table = Table::new(&mut out, ["ID", "WHAT"]);
+        table.row(["long-id", ""].map(str::to_owned)).expect("writes");
+        table.row_with(["é", "x y"].map(str::to_owned), "why".to_owned()).expect("writes");
+        table.finish().expect("writes");
+        assert_eq!(String::from_utf8(out).expect("is text"), "ID       WHAT\nlong-id\né        x y\n    why\n");
+    }
+
+    #[test]
+    fn a_long_table_is_printed_as_it_comes() {
+        let mut out = Vec::new();
+        let mut table = Table::new(&mut out, ["N", "X"]);
+        for number in 0..HELD * 3 {
+            table.row([number.to_string(), "x".to_owned()]).expect("writes");
+            assert!(table.held.len() <= HELD);
+        }
+        table.finish().expect("writes");
+        assert_eq!(String::from_utf8(out).expect("is text").lines().count(), HELD * 3 + 1);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `tollgate ps`: which runs there are.
 
 use super::{
-    output::{bytes, command_line, duration, escape, json_line, shorten, table, Failure},
+    output::{bytes, command_line, duration, escape, json_line, shorten, Failure, Table},
     standing,
 };
 use crate::{
@@ -34,8 +34,7 @@ pub struct Args {
 /// # Errors
 /// Those of the ledger and of writing to `out`.
 pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
-    let mut rows =
-        vec![["RUN", "STATE", "AGE", "POLICY", "EFFECTS", "REFUSED", "WRITTEN", "COMMAND"].map(str::to_owned)];
+    let mut table = Table::new(out, ["RUN", "STATE", "AGE", "POLICY", "EFFECTS", "REFUSED", "WRITTEN", "COMMAND"]);
     if let Some(ledger) = standing::ledger(state)? {
         let which = if args.all { Which::All } else { Which::Live };
         let now = ledger.clock().now();
@@ -43,8 +42,8 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
             // What is found interrupted just now is shown once even to those who asked for live runs only.
             let record = standing::settle(&ledger, record)?;
             match args.json {
-                true => json_line(out, &record)?,
-                false => rows.push(row(&record, now)),
+                true => json_line(table.out(), &record)?,
+                false => table.row(row(&record, now))?,
             }
         }
         // A supervisor killed between a run's last record and the removal of its group leaves a group that no
@@ -54,7 +53,7 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
         });
     }
     if !args.json {
-        table(out, &rows)?;
+        table.finish()?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)

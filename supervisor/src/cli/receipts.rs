@@ -1,18 +1,16 @@
 //! `tollgate receipts`: what was asked of the world, and what was decided.
 
 use super::{
-    output::{escape, json_line, Failure},
+    output::{escape, json_line, plain, Failure, Table},
     standing,
 };
 use crate::{
     chain::Decision,
-    effect::{Class, Kind},
-    ledger::{query::Denied, record::Receipt, ReceiptQuery, Timestamp},
+    effect::{Class, Digest, Kind, VOCABULARY},
+    ledger::{query::Denied, record::Receipt, Ledger, ReceiptQuery, Timestamp},
+    policy::{limits::Bound, quantity},
 };
-use serde::{
-    de::{value::Error as WordError, DeserializeOwned, IntoDeserializer as _},
-    Serialize,
-};
+use serde::de::{value::Error as WordError, DeserializeOwned, IntoDeserializer as _};
 use std::{io::Write, path::Path, process::ExitCode};
 
 /// List receipts, oldest first: of one run, or of all.
@@ -20,28 +18,38 @@ use std::{io::Write, path::Path, process::ExitCode};
 pub struct Args {
     /// The run: its id, a unique beginning of one, or `latest`
     pub run: Option<String>,
-    /// Only this kind, as in `fs/write`
-    #[arg(long, value_parser = kind)]
-    pub kind: Option<Kind>,
-    /// Only what was refused
-    #[arg(long)]
-    pub denied: bool,
-    /// Only since then: a time as in 2026-11-30T22:08:31Z, or an age as in 90s, 10m, 2h, 7d
-    #[arg(long, value_name = "TIME")]
-    pub since: Option<String>,
+    /// Only this kind, as in `fs/write`, or every kind of a family, as in `fs/*`
+    #[arg(long, value_parser = kinds)]
+    pub kind: Option<Kinds>,
     /// Only what touches this class
     #[arg(long, value_parser = word::<Class>)]
     pub class: Option<Class>,
-    /// Only objects that begin so
+    /// Only objects there: `src` means the path `src` and all below it, not `src2`; a path of the host begins with a
+    /// slash; any other object (an address, a call, a run) begins so
     #[arg(long, value_name = "PREFIX")]
     pub resource: Option<String>,
     /// Only this decision
     #[arg(long, value_parser = word::<Decision>)]
     pub decision: Option<Decision>,
-    /// Only what this handler decided
-    #[arg(long, value_name = "NAME")]
-    pub handler: Option<String>,
-    /// At most this many
+    /// Only what was refused
+    #[arg(long)]
+    pub denied: bool,
+    /// Only what this handler or layer decided, as in `admission` or `view`
+    #[arg(long, value_name = "HANDLER", alias = "handler")]
+    pub by: Option<String>,
+    /// Only what this user, by number, or this run asked for
+    #[arg(long, value_name = "UID|RUN")]
+    pub subject: Option<String>,
+    /// Only since then: a time as in 2026-11-30T22:08:31Z, or an age as in 90s, 10m, 2h, 7d
+    #[arg(long, value_name = "TIME")]
+    pub since: Option<String>,
+    /// Only before then, written as for `--since`
+    #[arg(long, value_name = "TIME")]
+    pub until: Option<String>,
+    /// Only those whose request or result has this SHA-256
+    #[arg(long, value_name = "HEX", value_parser = digest)]
+    pub digest: Option<Digest>,
+    /// At most this many, the newest
     #[arg(long, value_name = "N")]
     pub limit: Option<u64>,
     /// Print one JSON object a line
@@ -49,8 +57,29 @@ pub struct Args {
     pub json: bool,
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
-    text.parse().map_err(|unknown: crate::effect::UnknownKind| unknown.to_string())
+/// One kind or a family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kinds {
+    /// One.
+    One(Kind),
+    /// Every one of this family.
+    Family(String),
+}
+
+fn kinds(text: &str) -> Result<Kinds, String> {
+    let Some(family) = text.strip_suffix("/*") else {
+        return text.parse().map(Kinds::One).map_err(|unknown: crate::effect::UnknownKind| unknown.to_string());
+    };
+    let mut known: Vec<&str> = VOCABULARY.iter().filter_map(|row| row.name.split('/').next()).collect();
+    known.dedup();
+    match known.contains(&family) {
+        true => Ok(Kinds::Family(family.to_owned())),
+        false => Err(format!("unknown family `{family}`; the families are {}", known.join(", "))),
+    }
+}
+
+fn digest(text: &str) -> Result<Digest, String> {
+    text.parse().map_err(|_| "a digest is 64 hexadecimal digits".to_owned())
 }
 
 /// A word of a closed list, as the wire writes it.
@@ -70,78 +99,95 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
             return Err(Failure::new(format!("there is no run `{run}`"), "`tollgate ps --all` lists the runs"))
         }
     };
-    let query = ReceiptQuery {
-        run: args.run.as_deref().map(|run| ledger.run(run)).transpose()?.map(|record| record.id),
-        kind: args.kind,
-        class: args.class,
-        resource_prefix: args.resource.clone(),
-        decision: args.decision,
-        decided_by: args.handler.clone(),
-        since: args.since.as_deref().map(|since| moment(since, ledger.clock().now())).transpose()?,
-        denied_only: if args.denied { Denied::Only } else { Denied::All },
-        limit: args.limit,
-        ..ReceiptQuery::default()
-    };
-    for receipt in ledger.receipts(&query)? {
-        let receipt = receipt?;
-        match args.json {
-            true => json_line(out, &receipt)?,
-            false => human(out, &receipt)?,
+    let query = query(args, &ledger)?;
+    if args.json {
+        for receipt in ledger.receipts(&query)? {
+            json_line(out, &receipt?)?;
         }
+    } else {
+        let mut table = Table::new(out, ["RECEIPT", "TIME", "DECISION", "KIND", "OBJECT"]);
+        for receipt in ledger.receipts(&query)? {
+            let receipt = receipt?;
+            table.row_with(cells(&receipt), remark(&receipt))?;
+        }
+        table.finish()?;
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// A time, or an age before now.
-fn moment(text: &str, now: Timestamp) -> Result<Timestamp, Failure> {
-    let age = || {
-        let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-        let seconds: i64 = match unit {
-            "s" => 1,
-            "m" => 60,
-            "h" => 3600,
-            "d" => 86_400,
-            _ => return None,
-        };
-        let number = number.parse::<u32>().ok()?;
-        Some(Timestamp(now.0.saturating_sub(i64::from(number).checked_mul(seconds * 1_000_000)?)))
+fn query(args: &Args, ledger: &Ledger) -> Result<ReceiptQuery, Failure> {
+    let now = ledger.clock().now();
+    let moment = |text: &Option<String>| text.as_deref().map(|text| moment(text, now)).transpose();
+    let run = |text: &str| ledger.run(text).map(|record| record.id);
+    let (kind, family) = match &args.kind {
+        Some(Kinds::One(kind)) => (Some(*kind), None),
+        Some(Kinds::Family(family)) => (None, Some(family.clone())),
+        None => (None, None),
     };
-    match age() {
-        Some(moment) => Ok(moment),
-        None => text.parse().map_err(|cause: crate::ledger::time::BadTimestamp| Failure {
-            status: 2,
-            ..Failure::new(cause.to_string(), "an age is a number with s, m, h or d, as in `--since 10m`")
-        }),
-    }
+    // A run's id has twelve places, a user's number ten at most.
+    let (subject_uid, subject_run) = match args.subject.as_deref() {
+        Some(text) if text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            let uid = text
+                .parse()
+                .map_err(|_| Failure { status: 2, ..Failure::new(format!("`{text}` is no user's number"), "") })?;
+            (Some(uid), None)
+        }
+        Some(text) => (None, Some(run(text)?)),
+        None => (None, None),
+    };
+    Ok(ReceiptQuery {
+        run: args.run.as_deref().map(run).transpose()?,
+        kind,
+        family,
+        class: args.class,
+        resource_prefix: args.resource.clone(),
+        decision: args.decision,
+        decided_by: args.by.clone(),
+        subject_uid,
+        subject_run,
+        since: moment(&args.since)?,
+        until: moment(&args.until)?,
+        digest: args.digest,
+        denied_only: if args.denied { Denied::Only } else { Denied::All },
+        newest: args.limit,
+        ..ReceiptQuery::default()
+    })
 }
 
-/// Columns of fixed width, since receipts are printed as they are read and there may be millions.
-fn human(out: &mut dyn Write, receipt: &Receipt) -> std::io::Result<()> {
+/// A time, or an age before now.
+pub fn moment(text: &str, now: Timestamp) -> Result<Timestamp, Failure> {
+    if let Ok(Bound::At(age)) = quantity::duration(text) {
+        let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+        return Ok(Timestamp(now.0.saturating_sub(age)));
+    }
+    text.parse().map_err(|cause: crate::ledger::time::BadTimestamp| Failure {
+        status: 2,
+        ..Failure::new(cause.to_string(), "an age is a number with s, m, h or d, as in `--since 10m`")
+    })
+}
+
+fn cells(receipt: &Receipt) -> [String; 5] {
     // The time of day up to the millisecond: RFC 3339 has fixed places.
     let time = receipt.started_at.get(11..23).unwrap_or(&receipt.started_at);
     let times = if receipt.times > 1 { format!(" ({} times)", receipt.times) } else { String::new() };
-    writeln!(
-        out,
-        "{:<16} {:<12} {:<9} {:<15} {}{times}",
+    [
         escape(&receipt.id.0),
         escape(time),
         plain(&receipt.decision),
-        receipt.kind.name(),
-        escape(&receipt.resource.to_string()),
-    )?;
-    match (receipt.reason.as_str(), receipt.hint.as_str()) {
-        ("", _) => Ok(()),
-        (reason, "") => writeln!(out, "    {}: {}", escape(&receipt.decided_by), escape(reason)),
-        (reason, hint) => {
-            writeln!(out, "    {}: {}; {}", escape(&receipt.decided_by), escape(reason), escape(hint))
-        }
-    }
+        receipt.kind.name().to_owned(),
+        format!("{}{times}", escape(&receipt.resource.to_string())),
+    ]
 }
 
-/// A word of a closed list as it is written on the wire.
-fn plain(word: &impl Serialize) -> String {
-    serde_json::to_value(word).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
+/// Who decided, why and what to change; nothing for what simply happened.
+fn remark(receipt: &Receipt) -> String {
+    let by = escape(&receipt.decided_by);
+    match (receipt.reason.as_str(), receipt.hint.as_str()) {
+        ("", _) => String::new(),
+        (reason, "") => format!("{by}: {}", escape(reason)),
+        (reason, hint) => format!("{by}: {}; {}", escape(reason), escape(hint)),
+    }
 }
 
 #[cfg(test)]
@@ -187,10 +233,11 @@ mod tests {
         let (_root, ledger) = with_receipts();
         let text = printed(&Args { denied: true, ..Args::default() }, &ledger);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2, "{text}");
-        assert!(lines[0].starts_with("bbbbbbbbbbb1.2 ") && lines[0].contains(" refused "), "{text}");
-        assert!(lines[0].ends_with("secret\\u{1b}[2J"), "{text}");
-        assert_eq!(lines[1], "    admission: secret: a rule denies it; ask for it");
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].starts_with("RECEIPT"), "{text}");
+        assert!(lines[1].starts_with("bbbbbbbbbbb1.2 ") && lines[1].contains(" refused "), "{text}");
+        assert!(lines[1].ends_with("secret\\u{1b}[2J"), "{text}");
+        assert_eq!(lines[2], "    admission: secret: a rule denies it; ask for it");
     }
 
     #[test]
@@ -200,11 +247,21 @@ mod tests {
         assert_eq!(count(Args::default()), 2);
         assert_eq!(count(Args { run: Some("bbb".to_owned()), ..Args::default() }), 2);
         assert_eq!(count(Args { run: Some("aaa".to_owned()), ..Args::default() }), 0);
-        assert_eq!(count(Args { kind: Some(Kind::FsWrite), ..Args::default() }), 0);
+        assert_eq!(count(Args { kind: Some(Kinds::One(Kind::FsWrite)), ..Args::default() }), 0);
         assert_eq!(count(Args { class: Some(Class::Read), ..Args::default() }), 2);
-        assert_eq!(count(Args { resource: Some("sec".to_owned()), ..Args::default() }), 1);
+        assert_eq!(count(Args { resource: Some("a".to_owned()), ..Args::default() }), 1);
+        assert_eq!(count(Args { resource: Some("sec".to_owned()), ..Args::default() }), 0);
+        assert_eq!(count(Args { kind: Some(Kinds::Family("fs".to_owned())), ..Args::default() }), 2);
+        assert_eq!(count(Args { kind: Some(Kinds::Family("run".to_owned())), ..Args::default() }), 0);
+        assert_eq!(count(Args { subject: Some("0".to_owned()), ..Args::default() }), 2);
+        assert_eq!(count(Args { subject: Some("1".to_owned()), ..Args::default() }), 0);
+        assert_eq!(count(Args { subject: Some("bbb".to_owned()), ..Args::default() }), 0);
+        assert_eq!(count(Args { until: Some("1h".to_owned()), ..Args::default() }), 0);
+        let known = effect("a").digest();
+        assert_eq!(count(Args { digest: Some(known), ..Args::default() }), 1);
+        assert_eq!(count(Args { digest: Some(Digest([0; 32])), ..Args::default() }), 0);
         assert_eq!(count(Args { decision: Some(Decision::Allowed), ..Args::default() }), 1);
-        assert_eq!(count(Args { handler: Some("admission".to_owned()), ..Args::default() }), 1);
+        assert_eq!(count(Args { by: Some("admission".to_owned()), ..Args::default() }), 1);
         assert_eq!(count(Args { since: Some("1h".to_owned()), ..Args::default() }), 2);
         assert_eq!(count(Args { since: Some("9999-01-01T00:00:00Z".to_owned()), ..Args::default() }), 0);
         assert_eq!(count(Args { limit: Some(1), ..Args::default() }), 1);
@@ -215,7 +272,7 @@ mod tests {
         let (_root, ledger) = with_receipts();
         let text = printed(&Args { json: true, limit: Some(1), ..Args::default() }, &ledger);
         let receipt: Receipt = serde_json::from_str(&text).expect("is one receipt");
-        assert_eq!(receipt.id.0, "bbbbbbbbbbb1.1");
+        assert_eq!(receipt.id.0, "bbbbbbbbbbb1.2", "the newest one");
     }
 
     #[test]
@@ -226,6 +283,8 @@ mod tests {
         for text in ["", "s", "-1h", "10", "1y", "é"] {
             assert_eq!(moment(text, now).expect_err(text).status, 2);
         }
+        assert_eq!(kinds("fs/*"), Ok(Kinds::Family("fs".to_owned())));
+        assert!(kinds("nothing/*").is_err() && kinds("*").is_err() && kinds("f/*").is_err());
         assert!(word::<Class>("egress").is_ok() && word::<Class>("Egress").is_err());
     }
 }

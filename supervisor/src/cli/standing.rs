@@ -51,7 +51,10 @@ pub fn settle(ledger: &Ledger, record: RunRecord) -> Result<RunRecord, Failure> 
 /// As [`Ledger::open_read_only`], but for [`crate::ledger::Error::Absent`].
 pub fn ledger(state: &Path) -> Result<Option<Ledger>, Failure> {
     match Ledger::open_read_only(state) {
-        Ok(ledger) => Ok(Some(ledger)),
+        Ok(ledger) => {
+            super::verify::warn(&ledger, None);
+            Ok(Some(ledger))
+        }
         Err(crate::ledger::Error::Absent { .. }) => Ok(None),
         Err(cause) => Err(cause.into()),
     }

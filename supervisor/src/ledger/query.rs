@@ -17,9 +17,11 @@ pub struct ReceiptQuery {
     pub room: Option<RoomId>,
     /// Of this kind.
     pub kind: Option<Kind>,
+    /// Of this family: `fs` for every kind `fs/…`.
+    pub family: Option<String>,
     /// Touching this class.
     pub class: Option<Class>,
-    /// Whose object, as it is written, begins so.
+    /// Whose object lies there: a path itself or one below it, component by component; any other object begins so.
     pub resource_prefix: Option<String>,
     /// With this decision.
     pub decision: Option<Decision>,
@@ -27,6 +29,8 @@ pub struct ReceiptQuery {
     pub decided_by: Option<String>,
     /// Asked for by this user.
     pub subject_uid: Option<u32>,
+    /// Asked for by this run.
+    pub subject_run: Option<RunId>,
     /// Started then or later.
     pub since: Option<Timestamp>,
     /// Started before then.
@@ -35,12 +39,16 @@ pub struct ReceiptQuery {
     pub request_digest: Option<Digest>,
     /// With an equal result.
     pub result_digest: Option<Digest>,
+    /// Of an equal request or with an equal result.
+    pub digest: Option<Digest>,
     /// Only refusals, or all.
     pub denied_only: Denied,
     /// After this place in the run's chain. Means something only with `run`.
     pub after_seq: Option<u64>,
-    /// At most this many.
+    /// At most this many, the first.
     pub limit: Option<u64>,
+    /// At most this many, the last; in the order of all the same.
+    pub newest: Option<u64>,
 }
 
 /// Whether only refusals are asked for.
@@ -95,16 +103,42 @@ impl Ledger {
         if let Some(class) = query.class {
             asked.push(("classes & ? <> 0", Value::Integer(row::mask(&[class]))));
         }
+        if let Some(family) = &query.family {
+            // `0` is the character after the slash.
+            asked.push(("kind >= ? || '/'", text(family)));
+            asked.push(("kind < ? || '0'", text(family)));
+        }
         if let Some(prefix) = &query.resource_prefix {
-            // Compared as bytes: a text would end at its first zero.
-            asked
-                .push(("substr(CAST(resource AS BLOB), 1, length(?1)) = ?", Value::Blob(prefix.as_bytes().to_owned())));
+            let path = match prefix.trim_end_matches('/') {
+                "" if prefix.starts_with('/') => "/",
+                "." => "",
+                path => path.strip_prefix("./").unwrap_or(path),
+            };
+            // The workspace's root and the host's hold all paths of their own.
+            match path {
+                "" => asked.push(("resource_type = ?", text("workspace"))),
+                "/" => asked.push(("resource_type = ?", text("host"))),
+                // Compared as bytes: a text would end at its first zero.
+                path => asked.push((
+                    "CASE WHEN resource_type NOT IN ('workspace', 'host') \
+                     THEN substr(CAST(resource AS BLOB), 1, length(?1)) = ? \
+                     ELSE CAST(resource AS BLOB) = ?1 \
+                     OR substr(CAST(resource AS BLOB), 1, length(?1) + 1) = CAST(?1 || x'2f' AS BLOB) END",
+                    Value::Blob(path.as_bytes().to_owned()),
+                )),
+            }
         }
         if let Some(handler) = &query.decided_by {
             asked.push(("decided_by = ?", text(handler)));
         }
         if let Some(uid) = query.subject_uid {
             asked.push(("uid = ?", Value::Integer(uid.into())));
+        }
+        if let Some(run) = &query.subject_run {
+            asked.push(("subject_run = ?", text(&run.0)));
+        }
+        if let Some(digest) = query.digest {
+            asked.push(("(request_digest = ?1 OR result_digest = ?)", Value::Blob(digest.0.to_vec())));
         }
         if let Some(since) = query.since {
             asked.push(("receipts.started_us >= ?", Value::Integer(since.0)));
@@ -138,14 +172,25 @@ impl Ledger {
         for decision in query.decision.into_iter().chain(refused) {
             conditions.push_str(&format!(" AND decision = '{}'", row::decision(decision)));
         }
-        Ok(Receipts {
-            ledger: self.clone(),
-            conditions,
-            values,
-            after,
-            left: query.limit.unwrap_or(u64::MAX),
-            page: VecDeque::new(),
-            exhausted: false,
+        let mut left = query.limit.unwrap_or(u64::MAX);
+        if let Some(newest) = query.newest {
+            left = left.min(newest);
+            if let Some(first) = self.first_of_newest(&conditions, &values, after, newest)? {
+                after = first - 1;
+            }
+        }
+        Ok(Receipts { ledger: self.clone(), conditions, values, after, left, page: VecDeque::new(), exhausted: false })
+    }
+
+    /// The row from which on as many receipts as are wanted meet the conditions; none where fewer do.
+    fn first_of_newest(&self, conditions: &str, values: &[Value], after: i64, newest: u64) -> Result<Option<i64>> {
+        let Some(skipped) = newest.checked_sub(1) else { return Ok(None) };
+        let sql = newest_sql(conditions, values.len());
+        let bound = [Value::Integer(after), Value::Integer(i64::try_from(skipped).unwrap_or(i64::MAX))];
+        self.read("read receipts", |connection| {
+            let mut statement = connection.prepare_cached(&sql)?;
+            let first = statement.query_row(params_from_iter(values.iter().chain(&bound)), |row| row.get(0)).optional();
+            first.map(Ok)
         })
     }
 
@@ -159,17 +204,48 @@ impl Ledger {
     }
 }
 
+fn page_sql(conditions: &str, values: usize) -> String {
+    format!(
+        "SELECT {} FROM receipts JOIN runs ON runs.n = receipts.id >> 32 WHERE receipts.id > ?{after}{conditions} \
+         ORDER BY receipts.id LIMIT ?{limit}",
+        row::COLUMNS,
+        after = values + 1,
+        limit = values + 2,
+    )
+}
+
+fn newest_sql(conditions: &str, values: usize) -> String {
+    format!(
+        "SELECT receipts.id FROM receipts WHERE receipts.id > ?{after}{conditions} \
+         ORDER BY receipts.id DESC LIMIT 1 OFFSET ?{skipped}",
+        after = values + 1,
+        skipped = values + 2,
+    )
+}
+
 impl Receipts {
+    /// How SQLite goes about it, a line a step.
+    #[cfg(test)]
+    pub(super) fn plans(&self) -> Vec<String> {
+        [page_sql(&self.conditions, self.values.len()), newest_sql(&self.conditions, self.values.len())]
+            .iter()
+            .flat_map(|sql| {
+                let bound = [Value::Integer(0), Value::Integer(1)];
+                let plan = self.ledger.read("explain", |connection| {
+                    let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+                    let steps = statement
+                        .query_map(params_from_iter(self.values.iter().chain(&bound)), |row| row.get::<_, String>(3))?
+                        .collect::<rusqlite::Result<Vec<_>>>()?;
+                    Ok(Ok(steps))
+                });
+                plan.expect("explains")
+            })
+            .collect()
+    }
+
     fn fill(&mut self) -> Result<()> {
         let wanted = PAGE.min(self.left);
-        let sql = format!(
-            "SELECT {} FROM receipts JOIN runs ON runs.n = receipts.id >> 32 WHERE receipts.id > ?{after}{} \
-             ORDER BY receipts.id LIMIT ?{limit}",
-            row::COLUMNS,
-            self.conditions,
-            after = self.values.len() + 1,
-            limit = self.values.len() + 2,
-        );
+        let sql = page_sql(&self.conditions, self.values.len());
         let bound = [Value::Integer(self.after), Value::Integer(wanted as i64)];
         let page = self.ledger.read("read receipts", |connection| {
             let mut statement = connection.prepare_cached(&sql)?;

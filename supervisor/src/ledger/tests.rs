@@ -449,6 +449,7 @@ fn each_condition_of_a_query_selects() {
         let run = if index % 2 == 0 { &fixture.run } else { &other };
         let mut draft = Draft::of(run, &effect, &answer, Timestamp(1000 + index as i64));
         draft.subject.uid = index as u32 % 4;
+        draft.subject.run = (index % 3 == 1).then(|| RunId("asker0000000".into()));
         draft.room = (index % 5 == 0).then(|| RoomId("den".into()));
         drafts.push(draft);
     }
@@ -456,6 +457,7 @@ fn each_condition_of_a_query_selects() {
     let all = fixture.all(ReceiptQuery::default());
     assert_eq!(all.len(), effect::VOCABULARY.len());
     let some = all[4].clone();
+    let some_digest = some.request_digest;
     type Holds = Box<dyn Fn(&Receipt) -> bool>;
     let us = |receipt: &Receipt| receipt.started_at.parse::<Timestamp>().unwrap();
     let any = ReceiptQuery::default;
@@ -467,6 +469,16 @@ fn each_condition_of_a_query_selects() {
         (
             ReceiptQuery { resource_prefix: Some("src/".into()), ..any() },
             Box::new(|r| r.resource.to_string().starts_with("src/")),
+        ),
+        (ReceiptQuery { family: Some("fs".into()), ..any() }, Box::new(|r| r.kind.name().starts_with("fs/"))),
+        (ReceiptQuery { digest: Some(some_digest), ..any() }, Box::new(move |r| r.request_digest == some_digest)),
+        (
+            ReceiptQuery { digest: Some(Digest::of(&[2])), ..any() },
+            Box::new(|r| r.result_digest == Some(Digest::of(&[2]))),
+        ),
+        (
+            ReceiptQuery { subject_run: Some(RunId("asker0000000".into())), ..any() },
+            Box::new(|r| r.subject.run == Some(RunId("asker0000000".into()))),
         ),
         (ReceiptQuery { decision: Some(Decision::Allowed), ..any() }, Box::new(|r| r.decision == Decision::Allowed)),
         (ReceiptQuery { decided_by: Some("quota".into()), ..any() }, Box::new(|r| r.decided_by == "quota")),
@@ -487,14 +499,48 @@ fn each_condition_of_a_query_selects() {
         let expected: Vec<Receipt> = all.iter().filter(|receipt| holds(receipt)).cloned().collect();
         assert!(!expected.is_empty() && expected.len() < all.len(), "{query:?} would show nothing");
         assert_eq!(fixture.all(query.clone()), expected, "{query:?}");
-        let limited = ReceiptQuery { limit: Some(1), ..query };
+        let limited = ReceiptQuery { limit: Some(1), ..query.clone() };
         assert_eq!(fixture.all(limited), expected[..1]);
+        let newest = |count: usize| fixture.all(ReceiptQuery { newest: Some(count as u64), ..query.clone() });
+        assert_eq!(newest(0), []);
+        assert_eq!(newest(2), expected[expected.len().saturating_sub(2)..]);
+        assert_eq!(newest(expected.len() + 1), expected);
+        // Of one run, nothing is looked at but that run's receipts.
+        let of_run = ReceiptQuery { run: Some(fixture.run.clone()), ..query };
+        for step in fixture.ledger.receipts(&of_run).unwrap().plans() {
+            assert!(!step.contains("SCAN"), "{of_run:?}: {step}");
+            let bounded = step.contains(">? AND ") && step.contains("<?)");
+            assert!(bounded || !step.contains("receipts"), "{of_run:?}: {step}");
+        }
     }
     let both = ReceiptQuery { since: Some(Timestamp(1003)), class: Some(Class::Write), ..any() };
     assert_eq!(fixture.all(both).len(), 2);
     assert_eq!(fixture.all(ReceiptQuery { since: Some(Timestamp(5000)), ..any() }), []);
     let never = ReceiptQuery { decision: Some(Decision::Allowed), denied_only: Denied::Only, ..any() };
     assert_eq!(fixture.all(never), []);
+}
+
+#[test]
+fn a_place_is_compared_component_by_component() {
+    let fixture = Fixture::new();
+    let workspace = |path: &str| fixture.read(path);
+    let host = |path: &str| Draft { resource: Resource::Host { path: path.into() }, ..fixture.read("") };
+    let address = Draft { resource: Resource::Address { to: "api.test:443".into() }, ..fixture.read("") };
+    let drafts = ["src", "src/a", "src2", "a/src", "", "src\0x"].map(workspace).into_iter();
+    let drafts = drafts.chain(["/etc", "/etc/passwd", "/etcetera"].map(host)).chain([address]);
+    fixture.ledger.append_many(drafts.collect()).unwrap();
+    let under = |prefix: &str| -> Vec<String> {
+        let query = ReceiptQuery { resource_prefix: Some(prefix.into()), ..ReceiptQuery::default() };
+        fixture.all(query).iter().map(|receipt| receipt.resource.to_string()).collect()
+    };
+    for src in ["src", "src/", "./src"] {
+        assert_eq!(under(src), ["src", "src/a"], "{src}");
+    }
+    assert_eq!(under("."), ["src", "src/a", "src2", "a/src", ".", "src\0x"]);
+    assert_eq!(under("/etc"), ["/etc", "/etc/passwd"]);
+    assert_eq!(under("/"), ["/etc", "/etc/passwd", "/etcetera"]);
+    assert_eq!(under("api.test"), ["api.test:443"]);
+    assert_eq!(under("%"), Vec::<String>::new());
 }
 
 #[test]
