@@ -6,6 +6,8 @@ pub mod completions;
 pub mod diff;
 pub mod discard;
 pub mod doctor;
+pub mod explain;
+pub mod export;
 pub mod inspect;
 pub mod kill;
 pub mod logs;
@@ -14,6 +16,7 @@ pub mod output;
 pub mod paths;
 pub mod plan;
 pub mod policy;
+pub mod prune;
 pub mod ps;
 pub mod receipts;
 pub mod reference;
@@ -49,7 +52,10 @@ pub enum Command {
     Logs(logs::Args),
     Kill(kill::Args),
     Receipts(receipts::Args),
+    Explain(explain::Args),
     Verify(verify::Args),
+    Export(export::Args),
+    Prune(prune::Args),
     Diff(diff::Diff),
     Apply(apply::Apply),
     Discard(discard::Discard),
@@ -111,7 +117,10 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Kill(args) => kill::run(&args, &state, &mut io::stderr()),
         Command::Receipts(args) => receipts::run(&args, &state, &mut out),
+        Command::Explain(args) => explain::run(&args, &state, &mut out),
         Command::Verify(args) => verify::run(&args, &state, &mut out),
+        Command::Export(args) => export::run(&args, &state, &mut out),
+        Command::Prune(args) => prune::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Diff(args) => changes::diff(&args, &state, &mut out),
         Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
         Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),

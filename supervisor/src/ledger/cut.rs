@@ -11,6 +11,7 @@ use super::{
 use crate::effect::{Digest, RunId};
 use rusqlite::{params, Connection, OptionalExtension as _};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 
 /// What is gone of a run: its first `count` receipts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,10 +69,94 @@ impl Ledger {
     /// # Errors
     ///
     /// [`Error::NotPrunable`] when the run is not over and sealed, or something of it is in doubt.
-    pub(super) fn cut_some(&self, run: &RunId) -> Result<u64> {
+    pub(crate) fn cut_some(&self, run: &RunId) -> Result<u64> {
         let (run, now) = (run.clone(), self.clock().now());
         self.call(Durability::Process, move |batch| cut_some(batch, &run, now))
     }
+
+    /// How large the database is, without what is free in it, and how many receipts share it.
+    pub(crate) fn footprint(&self) -> Result<Footprint> {
+        self.read("measure the database", |connection| {
+            connection
+                .query_row(
+                    "SELECT (SELECT page_count FROM pragma_page_count) - (SELECT freelist_count FROM pragma_freelist_count), \
+                     (SELECT page_size FROM pragma_page_size), (SELECT freelist_count FROM pragma_freelist_count), \
+                     (SELECT coalesce(sum(count), 0) FROM chains) - (SELECT coalesce(sum(count), 0) FROM cuts)",
+                    [],
+                    |row| {
+                        let [pages, size, free, receipts]: [i64; 4] = [row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?];
+                        Ok(Footprint {
+                            used_bytes: (pages.max(0) * size) as u64,
+                            free_bytes: (free * size) as u64,
+                            receipts: receipts.max(0) as u64,
+                        })
+                    },
+                )
+                .map(Ok)
+        })
+    }
+
+    /// The digests that a run's receipts name as results.
+    pub(crate) fn results_of(&self, run: &RunId) -> Result<Vec<Digest>> {
+        let n = self.run_number(run)?;
+        self.read("read a run's results", |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT DISTINCT result_digest FROM receipts WHERE id > ?1 AND id <= ?2 AND result_digest IS NOT NULL",
+            )?;
+            let found = statement
+                .query_map([row::id(n, 0), row::id(n, row::CHAIN_MAX)], |row| Ok(Digest(row.get(0)?)))?
+                .collect::<rusqlite::Result<Vec<_>>>()?;
+            Ok(Ok(found))
+        })
+    }
+
+    /// Which of these contents something still names: a receipt as its result, or a row of any table with a column
+    /// `blob`, which is how other parts of the ledger say that they need a content.
+    pub(crate) fn still_named(&self, contents: &HashSet<Digest>) -> Result<HashSet<Digest>> {
+        if contents.is_empty() {
+            return Ok(HashSet::new());
+        }
+        self.read("look for what names a content", |connection| {
+            let mut queries = vec!["SELECT result_digest FROM receipts WHERE result_digest IS NOT NULL".to_owned()];
+            let mut tables = connection.prepare(
+                "SELECT m.name FROM sqlite_schema AS m JOIN pragma_table_info(m.name) AS c \
+                 WHERE m.type = 'table' AND c.name = 'blob'",
+            )?;
+            for name in tables.query_map([], |row| row.get::<_, String>(0))? {
+                queries.push(format!("SELECT blob FROM \"{}\" WHERE blob IS NOT NULL", name?.replace('"', "\"\"")));
+            }
+            let mut named = HashSet::new();
+            for query in queries {
+                let mut statement = connection.prepare(&query)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    if let Ok(bytes) = row.get::<_, [u8; 32]>(0) {
+                        named.extend(contents.get(&Digest(bytes)).copied());
+                    }
+                }
+            }
+            Ok(Ok(named))
+        })
+    }
+
+    /// Gives the database's free pages back to the disk. Nobody writes meanwhile.
+    pub(crate) fn compact(&self) -> Result<()> {
+        let connection = super::store::open_writer(self.database())?;
+        connection
+            .execute_batch("VACUUM; PRAGMA wal_checkpoint(TRUNCATE)")
+            .map_err(|error| super::store::storage("compact the database", self.database(), error))
+    }
+}
+
+/// How large the database is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    /// Bytes that hold something.
+    pub(crate) used_bytes: u64,
+    /// Bytes that are free for new receipts.
+    pub(crate) free_bytes: u64,
+    /// Receipts.
+    pub(crate) receipts: u64,
 }
 
 fn cut_some(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<u64> {

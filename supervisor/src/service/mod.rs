@@ -7,6 +7,7 @@ pub mod denials;
 pub mod files;
 pub mod insight;
 pub mod plan;
+pub mod prune;
 pub mod recovery;
 pub mod resume;
 pub mod run;
