@@ -164,7 +164,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// The disk or the quota is full, for a blob.
+    /// The disk or the quota is full, for a blob or for the space that is held back for receipts.
     #[error("the disk is full, so {path} cannot be written; free some space there and try again", path = .path.display())]
     BlobDiskFull {
         /// The file.

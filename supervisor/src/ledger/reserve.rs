@@ -6,6 +6,7 @@
 use super::{store::io, Error, Result};
 use std::{
     fs,
+    io::ErrorKind,
     os::{
         fd::AsFd as _,
         unix::fs::{MetadataExt as _, OpenOptionsExt as _},
@@ -46,6 +47,19 @@ impl Reserve {
             let _ = fs::remove_file(&self.path);
             io("hold space for receipts in", &self.path, errno.into())
         })
+    }
+
+    /// Holds the space at the start. On a disk without room for it nothing new may begin: its receipts would not fit
+    /// either. Where space cannot be held for another reason, the receipts may still fit.
+    pub(super) fn begin(&self) {
+        let Err(error) = self.hold() else { return };
+        match error {
+            Error::Io { source, .. } if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                let short = Error::BlobDiskFull { path: self.path.clone(), source };
+                *self.short.lock().unwrap_or_else(PoisonError::into_inner) = Some(short);
+            }
+            error => tracing::warn!(%error, "no space is held back for receipts"),
+        }
     }
 
     /// Gives the space to the receipts that are waiting; says whether there was any to give.

@@ -205,10 +205,7 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
             return;
         }
     };
-    if let Err(error) = reserve.hold() {
-        // Not fatal: the receipts may still fit, and if they do not, that is told then.
-        tracing::warn!(%error, "no space is held back for receipts");
-    }
+    reserve.begin();
     let mut writing = Writing { database, key, synced: Durability::Process, durable: None };
     while let Ok(first) = jobs.recv() {
         let mut batch = vec![first];
