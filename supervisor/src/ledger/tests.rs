@@ -1,5 +1,6 @@
 //! The store, seen from outside and, where someone changes it behind its back, from inside.
 
+mod schema;
 mod trust;
 
 use super::{

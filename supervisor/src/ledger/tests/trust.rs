@@ -9,13 +9,13 @@ use crate::ledger::{
 use std::ops::ControlFlow;
 
 /// A host with three sealed runs of four receipts and one live run of two.
-struct Hosted {
-    fixture: Fixture,
-    sealed: Vec<RunId>,
+pub(super) struct Hosted {
+    pub(super) fixture: Fixture,
+    pub(super) sealed: Vec<RunId>,
     key: PublicKey,
 }
 
-fn hosted() -> Hosted {
+pub(super) fn hosted() -> Hosted {
     let fixture = Fixture::new();
     let mut sealed = Vec::new();
     for number in 0..3 {
