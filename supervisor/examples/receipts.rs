@@ -2,15 +2,11 @@
 //!
 //! Prints one JSON object a line. The folder gets a ledger, and its disk decides the second number.
 
+mod common;
+
+use common::{allowed, draft, record};
 use std::{path::Path, process::ExitCode, thread, time::Instant};
-use tollgate::{
-    chain::Answer,
-    effect::{fs, Digest, Door, Effect, Kind, Request, Resource, RunId, Subject},
-    ledger::{
-        record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
-        Draft, Ledger, Result,
-    },
-};
+use tollgate::ledger::{Ledger, Result};
 
 /// Receipts of one measurement.
 const COUNT: u64 = 100_000;
@@ -42,10 +38,11 @@ fn measure(folder: &Path) -> Result<()> {
 
     let began = Instant::now();
     for first in (0..COUNT).step_by(TOGETHER as usize) {
-        ledger.append_many((first..first + TOGETHER).map(|number| draft(&ledger, &run, number)).collect())?;
+        ledger
+            .append_many((first..first + TOGETHER).map(|number| draft(&ledger, &run, number, &allowed())).collect())?;
     }
     // The last one waits until all of them are on the disk.
-    ledger.append_durable(draft(&ledger, &run, COUNT))?;
+    ledger.append_durable(draft(&ledger, &run, COUNT, &allowed()))?;
     report("receipts of a batch, on the disk at its end", COUNT + 1, began, "≥ 50,000");
 
     let began = Instant::now();
@@ -55,7 +52,7 @@ fn measure(folder: &Path) -> Result<()> {
                 let (ledger, run) = (&ledger, &run);
                 scope.spawn(move || -> Result<()> {
                     for number in 0..WAITED / WAITING {
-                        ledger.append_durable(draft(ledger, run, writer << 32 | number))?;
+                        ledger.append_durable(draft(ledger, run, writer << 32 | number, &allowed()))?;
                     }
                     Ok(())
                 })
@@ -73,45 +70,4 @@ fn measure(folder: &Path) -> Result<()> {
 fn report(work: &str, count: u64, began: Instant, target: &str) {
     let per_second = count as f64 / began.elapsed().as_secs_f64();
     println!("{}", serde_json::json!({ "work": work, "per_second": per_second, "count": count, "target": target }));
-}
-
-fn draft(ledger: &Ledger, run: &RunId, number: u64) -> Draft {
-    let path = format!("src/module/file{number}.rs");
-    let effect = Effect {
-        kind: Kind::FsRead,
-        resource: Resource::Workspace { path: path.clone() },
-        subject: Subject { uid: 1000, run: Some(run.clone()), agent: None },
-        room: None,
-        door: Door::Api,
-        request: Request::Fs(fs::Request::Read { path, offset: 0, limit: 4096 }),
-    };
-    Draft::now(run, &effect, &Answer::done(serde_json::Value::Null, 4096), ledger.clock().as_ref())
-}
-
-fn record(id: &RunId) -> RunRecord {
-    RunRecord {
-        id: id.clone(),
-        room: None,
-        policy: "base".into(),
-        policy_digest: Digest::of(b"policy").to_string(),
-        command: vec!["true".into()],
-        workspace: "/srv/project".into(),
-        subject: Subject { uid: 1000, run: Some(id.clone()), agent: None },
-        state: RunState::Running,
-        outcome: None,
-        started_at: "2026-11-30T22:08:31.000000Z".into(),
-        ended_at: None,
-        usage: Usage::default(),
-        effects: EffectCounts::default(),
-        degraded: Vec::new(),
-        environment: Vec::new(),
-        supervisor_pid: std::process::id(),
-        supervisor_started: 1,
-        changes: ChangesState::None,
-        chain: Vec::new(),
-        mode: Default::default(),
-        resumes: None,
-        recipe: None,
-        answered: Default::default(),
-    }
 }
