@@ -382,3 +382,34 @@ fn running_id(world: &World) -> String {
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
+
+#[test]
+fn a_live_run_shows_what_it_has_used_outside_and_inside() {
+    every_identity(|world| {
+        let script = "head -c 3000000 /dev/zero > file; echo printed; \
+            python3 -c 'import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass'; \
+            sleep 1.2; /run/tollgate/bin/tollgate budget --json; echo told; sleep 60";
+        let run = world.run(["--quiet", "--", "sh", "-c", script]).start();
+        wait_until("the budget was told", Duration::from_secs(30), || {
+            world.tollgate(["logs", "latest"]).finish().out().contains("told")
+        });
+        let shown = world.tollgate(["inspect", "latest", "--json"]).finish().json_lines().remove(0);
+        let used = |name: &str| shown["usage"][name].as_u64().expect("a number");
+        assert_eq!(shown["state"], "running", "{shown}");
+        assert!(used("wall_us") > 1_200_000 && used("cpu_us") >= 200_000, "{shown}");
+        assert!(used("memory_peak") > 0 && used("pids_peak") >= 2 && used("output_bytes") >= 8, "{shown}");
+        assert!(used("write_bytes") >= 3_000_000, "{shown}");
+        let listed = world.tollgate(["ps", "--json"]).finish().json_lines().remove(0);
+        assert!(listed["usage"]["write_bytes"].as_u64() >= Some(3_000_000), "{listed}");
+        world.tollgate(["kill", "latest"]).finish().expect_status(0);
+        let output = run.wait().out();
+        let budget: serde_json::Value = {
+            let start = output.find('{').expect("the budget is an object");
+            let mut values = serde_json::Deserializer::from_str(&output[start..]).into_iter();
+            values.next().expect("one").expect("JSON")
+        };
+        for name in ["wall_us", "cpu_us", "memory_bytes", "write_bytes", "output_bytes"] {
+            assert!(budget[name]["used"].as_u64() > Some(0), "{name}: {budget}");
+        }
+    });
+}

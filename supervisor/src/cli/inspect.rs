@@ -26,6 +26,7 @@ pub struct Args {
 /// When there is no such run, and those of the ledger and of writing to `out`.
 pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let (ledger, record) = standing::find(state, &args.run)?;
+    let record = standing::with_live_usage(&ledger, record);
     match args.json {
         true => json_line(out, &record)?,
         false => {

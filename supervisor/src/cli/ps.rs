@@ -40,7 +40,7 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
         let now = ledger.clock().now();
         for record in ledger.runs(RunQuery { all: which, limit: args.limit, since: None })? {
             // What is found interrupted just now is shown once even to those who asked for live runs only.
-            let record = standing::settle(&ledger, record)?;
+            let record = standing::with_live_usage(&ledger, standing::settle(&ledger, record)?);
             match args.json {
                 true => json_line(table.out(), &record)?,
                 false => table.row(row(&record, now))?,

@@ -5,6 +5,7 @@
 
 use super::output::Failure;
 use crate::{
+    doors::control,
     effect::RunId,
     ledger::{
         record::{OutcomeType, RunRecord, RunState},
@@ -69,6 +70,23 @@ pub fn find(state: &Path, run: &str) -> Result<(Ledger, RunRecord), Failure> {
     let record = ledger.run(run)?;
     let record = settle(&ledger, record)?;
     Ok((ledger, record))
+}
+
+/// The record of a run that goes on, with what it has used until now; its supervisor is asked. Where that gives no
+/// answer, as that of another user's run, the record is as the ledger has it.
+pub fn with_live_usage(ledger: &Ledger, record: RunRecord) -> RunRecord {
+    if record.state == RunState::Ended {
+        return record;
+    }
+    let answer = block_on(control::ask(&ledger.run_dir(&record.id), "/v1/run", None));
+    let Ok(Ok(answer)) = answer else { return record };
+    match serde_json::from_slice::<RunRecord>(&answer) {
+        Ok(live) => RunRecord { usage: live.usage, ..record },
+        Err(cause) => {
+            tracing::warn!(run = %record.id, %cause, "the run's supervisor gave no record");
+            record
+        }
+    }
 }
 
 fn no_run(run: &str) -> Failure {

@@ -148,6 +148,26 @@ impl Layer {
     }
 }
 
+/// What a run uses while it goes on. `output_bytes` is not known here.
+#[derive(Clone, Debug)]
+pub struct Gauge {
+    started: Instant,
+    shared: Arc<Shared>,
+    group: Option<Arc<Group>>,
+}
+
+impl Gauge {
+    /// As of now; what nobody counts all the time was measured at most a second ago.
+    pub fn usage(&self) -> Usage {
+        let mut usage = self.shared.lock().usage.clone();
+        usage.wall_us = micros(self.started.elapsed());
+        if let Some(group) = &self.group {
+            read_group(group, &mut usage);
+        }
+        usage
+    }
+}
+
 #[derive(Debug)]
 struct Watching {
     root: Pid,
@@ -391,6 +411,14 @@ impl Enforcer {
             read_group(group, &mut usage);
         }
         usage
+    }
+
+    /// Something that says what the run uses while it goes on, from another thread; none before the watch starts.
+    ///
+    /// It holds the run's groups: let it go before the enforcer.
+    pub fn gauge(&self) -> Option<Gauge> {
+        let watching = self.watching.as_ref()?;
+        Some(Gauge { started: watching.started, shared: Arc::clone(&watching.shared), group: self.group.clone() })
     }
 
     /// What of the run's limits is weaker than asked, in words for its receipts.

@@ -222,6 +222,7 @@ impl Run<'_> {
         }
         crash::reach(Point::ProgramEnded);
         enforcer.finish();
+        self.live.stop_measuring(enforcer.usage());
         let exceeded = self.exceeded(&enforcer, &progress, &meter);
         progress.finish(exceeded.is_some() || progress.killed.is_some());
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -386,6 +387,10 @@ impl Run<'_> {
         };
         if answer.is_success() {
             progress.executed = true;
+            if let Some(gauge) = jail.enforcer.gauge() {
+                let printed = progress.meter.clone();
+                self.live.measure_with(move || Usage { output_bytes: printed.printed(), ..gauge.usage() });
+            }
             return;
         }
         let reason = match answer.hint.is_empty() {

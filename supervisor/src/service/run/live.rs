@@ -31,10 +31,24 @@ impl Live {
         Live { record: Mutex::new(record), ledger, folder, events: Mutex::new(None), meter: Mutex::default() }
     }
 
-    /// What the run has used until now.
+    /// What the run has used until now. While its program runs it is measured, at most a second ago.
     pub fn usage(&self) -> Usage {
         let meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
-        meter.as_ref().map(|meter| meter()).unwrap_or_default()
+        match &*meter {
+            Some(meter) => meter(),
+            None => self.change(|_| {}).usage,
+        }
+    }
+
+    /// Has this asked for what the run uses.
+    pub(super) fn measure_with(&self, meter: impl Fn() -> Usage + Send + 'static) {
+        *self.meter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(meter));
+    }
+
+    /// The program is over, and this is what was used in the end.
+    pub(super) fn stop_measuring(&self, usage: Usage) {
+        *self.meter.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.change(|record| record.usage = usage);
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut RunRecord)) -> RunRecord {
@@ -55,7 +69,7 @@ impl Live {
 
 impl control::Controlled for Live {
     fn record(&self) -> RunRecord {
-        self.change(|_| {})
+        RunRecord { usage: self.usage(), ..self.change(|_| {}) }
     }
 
     fn kill(&self, signal: Signal) -> io::Result<()> {
