@@ -92,6 +92,13 @@ impl Terminal {
         assert!(status.success(), "stty -F {}", self.device.display());
     }
 
+    /// Its size, as `stty size` gives it.
+    pub fn size(&self) -> String {
+        let output =
+            Command::new("stty").arg("-F").arg(&self.device).arg("size").output().expect("coreutils has `stty`");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
     /// Its modes, which a run must leave as they were.
     pub fn modes(&self) -> Termios {
         tcgetattr(self.slave.as_fd()).expect("the terminal is open")
@@ -104,11 +111,17 @@ impl Terminal {
 
     /// Waits for the program's end and returns its status as a shell shows it.
     #[track_caller]
-    pub fn wait(mut self) -> i32 {
+    pub fn wait(self) -> i32 {
+        self.ended().1
+    }
+
+    /// Waits for the program's end, and gives the terminal with the program's status as a shell shows it.
+    #[track_caller]
+    pub fn ended(mut self) -> (Terminal, i32) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             if let Some(status) = self.child.try_wait().expect("the child is ours") {
-                return shell_status(status);
+                return (self, shell_status(status));
             }
             if Instant::now() > deadline {
                 let _ = self.child.kill();

@@ -4,7 +4,9 @@
 //! `TOLLGATE_TEST_WITHOUT`. Where two layers stop an attack, the other one is out in both halves of the proof.
 
 use std::process::Command;
-use tollgate_tests::{every_identity, every_way, switches, world::SENTINEL, Finished, Invocation, Listener, World};
+use tollgate_tests::{
+    every_identity, every_way, switches, terminal::Terminal, world::SENTINEL, Finished, Invocation, Listener, World,
+};
 
 /// A command of `tollgate run` with the build that can leave layers out.
 fn switchable(world: &World, command: &[&str]) -> Invocation {
@@ -190,9 +192,45 @@ fn resource_limits_forbid_core_dumps() {
 }
 
 #[test]
+fn the_list_of_variables_keeps_the_callers_secrets_out() {
+    every_identity(|world| {
+        let seen = |without: &str| {
+            let program = python("return 'zq9-secret' in os.environ.get('FORGE_TOKEN', '')");
+            let invocation = switchable(world, &["/usr/bin/python3", "-c", &program]).env("FORGE_TOKEN", "zq9-secret");
+            match without {
+                "" => invocation.finish(),
+                layer => invocation.env("TOLLGATE_TEST_WITHOUT", layer).finish(),
+            }
+        };
+        let with = seen("");
+        assert!(with.out().contains("END") && !with.out().contains("WON"), "{with}");
+        let without = seen("environment");
+        assert!(without.out().contains("WON"), "{without}");
+    });
+}
+
+#[test]
+fn a_terminal_of_its_own_keeps_the_callers_out_of_reach() {
+    // Any process may change the size of a terminal that it has a descriptor of.
+    every_identity(|world| {
+        let after = |without: &str| {
+            let mut invocation = switchable(world, &["/bin/stty", "rows", "7", "cols", "9"]);
+            if !without.is_empty() {
+                invocation = invocation.env("TOLLGATE_TEST_WITHOUT", without);
+            }
+            let (terminal, status) = Terminal::start(world, invocation, 24, 80).ended();
+            assert_eq!(status, 0, "{}", terminal.screen());
+            terminal.size()
+        };
+        assert_eq!(after(""), "24 80");
+        assert_eq!(after("terminal"), "7 9");
+    });
+}
+
+#[test]
 fn the_shim_of_a_release_refuses_to_leave_anything_out() {
     every_way(|world| {
-        for layer in ["seccomp", "landlock", "mounts", "environment"] {
+        for layer in ["seccomp", "landlock", "mounts", "environment", "terminal"] {
             let output = world.run(["--", "sh", "-c", "echo ran"]).env("TOLLGATE_TEST_WITHOUT", layer).finish();
             assert_eq!(output.status, 125, "{layer}: {output}");
             assert!(output.out().is_empty(), "{layer}: {output}");

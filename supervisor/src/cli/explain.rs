@@ -120,7 +120,7 @@ pub fn trail(record: &RunRecord, receipt: &Receipt) -> Vec<Step> {
         (Door::Control, Kind::RunStart) => vec!["receipts", "admission", "world"],
         // Written down by the supervisor itself: the end of a run and its being killed are never refused.
         (Door::Control, _) => return alone,
-        (Door::Api | Door::Workspace, _) => record.chain.iter().map(String::as_str).collect(),
+        (Door::Api | Door::Program | Door::Workspace, _) => record.chain.iter().map(String::as_str).collect(),
     };
     let place = |name: &str| chain.iter().position(|known| *known == name);
     // That nobody knows what came of it is said by `receipts`; it reached the world.
@@ -333,6 +333,7 @@ fn door(door: Door) -> &'static str {
         Door::Api => "at the run's own socket",
         Door::Workspace => "by changing its workspace",
         Door::Jail => "by a system call that the jail looked at",
+        Door::Program => "by a system call that waited for the answer",
         Door::Control => "from outside the jail",
     }
 }

@@ -1,7 +1,7 @@
 //! `tollgate plan RUN`: what a preflighted run would have done.
 
 use super::{
-    output::{bytes, escape, json_line, table, Failure},
+    output::{bytes, escape, json_line, Failure, Table},
     standing,
 };
 use crate::{
@@ -43,9 +43,9 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write, talk: &mut dyn Write)
     } else if args.json {
         plan.effects.iter().try_for_each(|effect| json_line(out, effect))?;
     } else {
-        let header = ["N", "EFFECT", "OBJECT", "SIZE", "POLICY", "ANSWER", "BY"].map(str::to_owned);
-        let rows: Vec<[String; 7]> = std::iter::once(header).chain(plan.effects.iter().map(row)).collect();
-        table(out, &rows)?;
+        let mut table = Table::new(out, ["N", "EFFECT", "OBJECT", "SIZE", "POLICY", "ANSWER", "BY"]);
+        plan.effects.iter().try_for_each(|effect| table.row(row(effect)))?;
+        table.finish()?;
     }
     out.flush()?;
     // With standard error closed there is nobody to tell.

@@ -57,6 +57,16 @@ pub fn pipes(on_terminal: [bool; 3]) -> io::Result<Pipes> {
     Ok(Pipes { far, input, outputs })
 }
 
+impl Pipes {
+    /// Puts the caller's own terminal where the run's own would be: for tests that leave that layer out.
+    pub fn lead_to_the_caller(&mut self, streams: &[OwnedFd; 3], on_terminal: [bool; 3]) -> io::Result<()> {
+        for ((far, stream), _) in self.far.iter_mut().zip(streams).zip(on_terminal).filter(|(_, is)| *is) {
+            *far = stream.try_clone()?;
+        }
+        Ok(())
+    }
+}
+
 /// Counts what the program printed, over all its streams, against the run's limit.
 #[derive(Clone)]
 pub struct OutputMeter {

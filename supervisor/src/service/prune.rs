@@ -147,9 +147,15 @@ pub fn plan(ledger: &Ledger, request: &Request) -> Result<Plan, PruneError> {
             (RunState::Ended, ChangesState::Pending | ChangesState::Partial) => {
                 Some("its changes are pending; `tollgate apply` or `tollgate discard` decides")
             }
-            (RunState::Ended, ChangesState::None | ChangesState::Applied | ChangesState::Discarded) => {
-                doubtful.contains(&record.id).then_some("something of it is in doubt")
-            }
+            (
+                RunState::Ended,
+                ChangesState::None
+                | ChangesState::Applied
+                | ChangesState::Discarded
+                | ChangesState::Undone
+                | ChangesState::PartlyUndone
+                | ChangesState::Resumed,
+            ) => doubtful.contains(&record.id).then_some("something of it is in doubt"),
         };
         match kept {
             Some(why) => plan.kept.push((record.id, why)),

@@ -41,7 +41,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tollgate_shim::protocol::{FromShim, Launcher, Terminal, ToShim};
+use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
 
 use super::{
     answering::Handlers,
@@ -129,7 +129,8 @@ impl Run<'_> {
                 enforcer.measure_layer(self.folder.path.join("layer/upper"));
             }
         }
-        let terminal = terminal_of(&streams);
+        let own_terminal = !self.request.without.contains(&Layer::Terminal);
+        let terminal = terminal_of(&streams).filter(|_| own_terminal);
         let plan = match self.plan(&enforcer, store, terminal) {
             Ok(plan) => plan,
             Err(reason) => return refused(reason),
@@ -160,7 +161,10 @@ impl Run<'_> {
             room: None,
         });
         let doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
-        let pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
+        let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
+        if !own_terminal {
+            pipes.lead_to_the_caller(&streams.streams, streams.on_terminal).map_err(own("pipes"))?;
+        }
         let shim_file = match launch::find_shim() {
             Ok(file) => file,
             Err(error) => return refused(error.to_string()),
@@ -222,7 +226,7 @@ impl Run<'_> {
         }
         crash::reach(Point::ProgramEnded);
         enforcer.finish();
-        self.live.stop_measuring(enforcer.usage());
+        self.live.stop_measuring(Usage { output_bytes: meter.printed(), ..enforcer.usage() });
         let exceeded = self.exceeded(&enforcer, &progress, &meter);
         progress.finish(exceeded.is_some() || progress.killed.is_some());
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = None;

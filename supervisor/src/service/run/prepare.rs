@@ -27,7 +27,7 @@ use std::{
     sync::Arc,
     thread,
 };
-use tollgate_shim::protocol::{Launcher, Mount, Terminal};
+use tollgate_shim::protocol::{Launcher, Layer, Mount, Terminal};
 
 use super::execute::Run;
 use super::Copy;
@@ -137,11 +137,12 @@ impl Run<'_> {
             },
         };
         let rule = &policy.jail.environment;
+        let everything = self.request.without.contains(&Layer::Environment);
         let mut environment: Vec<(OsString, OsString)> = self
             .request
             .environment
             .iter()
-            .filter(|(name, _)| name.to_str().is_some_and(|name| rule.passes(name)))
+            .filter(|(name, _)| everything || name.to_str().is_some_and(|name| rule.passes(name)))
             .cloned()
             .collect();
         for (name, value) in &rule.fixed {
