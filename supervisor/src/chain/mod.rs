@@ -14,6 +14,7 @@ pub mod receipts;
 pub mod record;
 pub mod recording;
 pub mod replay;
+pub mod resume;
 pub mod stack;
 
 use crate::effect::{Digest, Effect};

@@ -198,6 +198,11 @@ impl Preflight {
             self.note(effect, opinion, Answered::Refused);
             return answer;
         }
+        if effect.door == Door::Program {
+            // A system call: whatever it does, the jail lets it do within the run, and what it changed is planned at
+            // the end.
+            return next.run(effect).await;
+        }
         let in_the_layer = matches!(effect.request, Request::Fs(_)) && effect.door == Door::Api;
         match effect.kind.declaration().stand_in {
             StandIn::World => {
@@ -273,13 +278,13 @@ fn planned(effect: &Effect, opinion: &Opinion) -> Answer {
         decided_by: NAME,
         reason,
         hint: opinion.hint.clone(),
-        ..Answer::done(implied(effect), effect.bytes())
+        ..Answer::done(implied_by(&effect.resource), effect.bytes())
     }
 }
 
 /// The result that a request itself implies.
-pub(crate) fn implied(effect: &Effect) -> serde_json::Value {
-    match &effect.resource {
+pub(crate) fn implied_by(resource: &Resource) -> serde_json::Value {
+    match resource {
         Resource::Workspace { path } => serde_json::json!({ "path": path }),
         Resource::Run { id } => serde_json::json!({ "run": id }),
         Resource::Host { .. } | Resource::Address { .. } | Resource::Syscall { .. } => serde_json::json!({}),
@@ -319,8 +324,9 @@ mod tests {
             for door in Door::ALL {
                 let preflight = preflight(&VOCABULARY.iter().map(|row| row.kind).collect::<Vec<_>>());
                 let effect = at(door, row.kind);
-                let inside =
-                    row.stand_in == StandIn::World || (door == Door::Api && matches!(effect.request, Request::Fs(_)));
+                let inside = row.stand_in == StandIn::World
+                    || door == Door::Program
+                    || (door == Door::Api && matches!(effect.request, Request::Fs(_)));
                 let world = WorldOf(|effect: &Effect| {
                     assert!(inside && door != Door::Workspace, "{} by {door:?} reached the world", effect.kind);
                     Answer::done(serde_json::Value::Null, 0)

@@ -11,7 +11,7 @@ use super::{Answer, BoxFuture, Decision, Handler, Next, World};
 use crate::{
     crash::{self, Point},
     effect::{Door, Effect, Idempotency, RunId},
-    ledger::{Clock, Draft, Error, Intent, Ledger, Timestamp, Timing},
+    ledger::{Clock, Draft, Error, Intent, Ledger, OnceResult, Timestamp, Timing},
 };
 use std::{
     error::Error as _,
@@ -71,7 +71,7 @@ impl Handler for Receipts {
             // From here on the receipt is in the writer's queue, whether or not anybody waits for it.
             unfinished.edge = None;
             let written = match edge.take() {
-                Reached::Intended(intent) => intent.complete_async(draft).await,
+                Reached::Intended(intent) => intent.complete_async(draft, kept(effect, &answer)).await,
                 Reached::No | Reached::Yes => self.ledger.append_async(draft).await,
             };
             match written {
@@ -80,6 +80,12 @@ impl Handler for Receipts {
             }
         })
     }
+}
+
+/// What a run that is taken up again is answered with: the result of what the program asked for and was done.
+fn kept(effect: &Effect, answer: &Answer) -> Option<OnceResult> {
+    let done = answer.decision == Decision::Allowed && !answer.injected;
+    (done && effect.door == Door::Api).then(|| OnceResult::of(answer))
 }
 
 /// The world, with its intent before it and a watch on it.

@@ -20,6 +20,7 @@ pub mod prune;
 pub mod ps;
 pub mod receipts;
 pub mod reference;
+pub mod resume;
 pub mod run;
 pub mod standing;
 pub mod undo;
@@ -28,7 +29,7 @@ pub mod verify;
 use crate::policy::search::SearchPath;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use output::Failure;
-use std::{io, path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, io, path::PathBuf, process::ExitCode};
 
 /// Run programs you do not trust: every effect passes one gate and gets a receipt.
 #[derive(Parser, Debug)]
@@ -61,6 +62,7 @@ pub enum Command {
     Discard(discard::Discard),
     Undo(undo::Undo),
     Plan(plan::Args),
+    Resume(resume::Args),
     Doctor(doctor::DoctorArgs),
     Policy(policy::PolicyArgs),
     Completions(completions::Args),
@@ -73,26 +75,30 @@ pub fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("TOLLGATE_LOG").unwrap_or_else(|_| "error".into()))
         .with_writer(io::stderr)
         .init();
-    match dispatch(parse()) {
+    let cli = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
+    match dispatch(cli) {
         Ok(status) => status,
         Err(failure) => failure.report(),
     }
 }
 
-/// Reads the command line, and what derived arguments do not keep: the order of the answering handlers.
-fn parse() -> Cli {
-    let matches = Cli::command().get_matches();
-    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    if let (Command::Run(args), Some((_, matches))) = (&mut cli.command, matches.subcommand()) {
+/// Reads a command line, and what derived arguments do not keep: the order of the answering handlers.
+fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = Cli::command().try_get_matches_from(words)?;
+    let mut cli = Cli::from_arg_matches(&matches)?;
+    if let (Command::Run(args), Some(("run", matches))) = (&mut cli.command, matches.subcommand()) {
         args.note_order(matches);
     }
-    cli
+    Ok(cli)
 }
 
 fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
     let Cli { state, command } = cli;
     if let Command::Run(args) = command {
         return run::run(*args, state.as_deref());
+    }
+    if let Command::Resume(args) = command {
+        return resume::run(&args, state.as_deref());
     }
     if let Command::Doctor(args) = command {
         return Ok(doctor::run(&args));
@@ -109,7 +115,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         None => crate::ledger::state_dir().map_err(|error| Failure::new(error.to_string(), ""))?,
     };
     let status = match command {
-        Command::Run(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_) => {
+        Command::Run(_) | Command::Resume(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_) => {
             unreachable!("handled above")
         }
         Command::Ps(args) => ps::run(&args, &state, &mut out),

@@ -197,29 +197,33 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
     // Before any thread exists, so that every thread has them blocked.
     run::take_signals().map_err(|error| refused(format!("signals: {error}"), ""))?;
     let quiet = args.quiet;
-    let plan = args.plan.clone();
-    let (mut request, streams) = prepare(args)?;
     let state = match state {
         Some(path) => path.to_owned(),
         None => ledger::state_dir().map_err(|error| refused(error.to_string(), ""))?,
     };
     let ledger = Ledger::open(&state).map_err(|error| refused(error.to_string(), ""))?;
-    if let Some(plan) = plan {
-        let record =
-            ledger.run(&plan).map_err(|error| refused(error.to_string(), "`tollgate ps --all` lists the runs"))?;
-        let plan = Plan::of(&ledger, &record.id)
-            .map_err(|error| refused(error.to_string(), "`tollgate run --preflight -- COMMAND` makes a plan"))?;
-        // Whoever names the plan has read it: what the policy asks about is approved, as far as it was planned.
-        request.policy.admission = request.policy.admission.approved().narrow(&plan.admission());
-        request.mode = RunMode::Planned { plan: record.id };
-    }
+    let (mut request, streams) = prepare(args, &ledger)?;
+    request.recipe = super::resume::recipe(std::env::args_os());
     // First: a batch that a crash left half done must not be the ground that this run stands on.
     for recovered in recovery::recover(&ledger) {
         if !quiet {
             eprintln!("tollgate: {}", escape(&recovered.to_string()));
         }
     }
-    let report = run::run(&ledger, request, streams).map_err(|error| refused(error.to_string(), ""))?;
+    carry_out(&ledger, request, streams, quiet)
+}
+
+/// Runs what was asked for, and says how it ended.
+///
+/// # Errors
+/// What keeps the run out of the ledger.
+pub(super) fn carry_out(
+    ledger: &Ledger,
+    request: RunRequest,
+    streams: Streams,
+    quiet: bool,
+) -> Result<ExitCode, Failure> {
+    let report = run::run(ledger, request, streams).map_err(|error| refused(error.to_string(), ""))?;
     if !quiet {
         // With standard error closed there is nobody to tell.
         let _ = summarise(&report, &mut io::stderr());
@@ -227,7 +231,25 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(report.exit_status))
 }
 
-fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
+/// Lets a run do only what another planned.
+fn keep_to_plan(request: &mut RunRequest, ledger: &Ledger, plan: Option<&str>) -> Result<(), Failure> {
+    if let Some(plan) = plan {
+        let record =
+            ledger.run(plan).map_err(|error| refused(error.to_string(), "`tollgate ps --all` lists the runs"))?;
+        let plan = Plan::of(ledger, &record.id)
+            .map_err(|error| refused(error.to_string(), "`tollgate run --preflight -- COMMAND` makes a plan"))?;
+        // Whoever names the plan has read it: what the policy asks about is approved, as far as it was planned.
+        request.policy.admission = request.policy.admission.approved().narrow(&plan.admission());
+        request.mode = RunMode::Planned { plan: record.id };
+    }
+    Ok(())
+}
+
+/// What the options mean.
+///
+/// # Errors
+/// What in them cannot be had.
+pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Streams), Failure> {
     let search = super::search_path();
     let home = search.home.clone();
     let as_refusal = |error: crate::policy::fault::PolicyError| refused(error.to_string(), error.hint());
@@ -264,7 +286,7 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         on_terminal,
     };
     let answering = Answering { receipts: args.receipts, modes: args.modes() };
-    let request = RunRequest {
+    let mut request = RunRequest {
         command: args.command,
         policy,
         directory: workspace.clone(),
@@ -280,6 +302,7 @@ fn prepare(args: Args) -> Result<(RunRequest, Streams), Failure> {
         resumes: None,
         recipe: None,
     };
+    keep_to_plan(&mut request, ledger, args.plan.as_deref())?;
     Ok((request, streams))
 }
 

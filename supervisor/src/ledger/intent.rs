@@ -2,6 +2,7 @@
 
 use super::{
     draft::Draft,
+    once::{self, OnceResult},
     record::Receipt,
     row,
     time::Timestamp,
@@ -123,16 +124,18 @@ impl Ledger {
     ///
     /// [`Error::NoIntent`] when it is not open, or has no receipt yet.
     pub fn settle(&self, n: i64) -> Result<()> {
-        self.call(Durability::Power, move |batch| {
-            let deleted = batch
-                .connection()
-                .execute("DELETE FROM intents WHERE n = ?1 AND receipt IS NOT NULL", [n])
-                .map_err(batch.failed("settle an intent"))?;
-            match deleted {
-                0 => Err(Error::NoIntent(n)),
-                _ => Ok(()),
-            }
-        })
+        self.call(Durability::Power, move |batch| take_off(batch, n))
+    }
+}
+
+pub(super) fn take_off(batch: &mut Batch<'_>, n: i64) -> Result<()> {
+    let deleted = batch
+        .connection()
+        .execute("DELETE FROM intents WHERE n = ?1 AND receipt IS NOT NULL", [n])
+        .map_err(batch.failed("settle an intent"))?;
+    match deleted {
+        0 => Err(Error::NoIntent(n)),
+        _ => Ok(()),
     }
 }
 
@@ -148,18 +151,19 @@ impl Intent {
     ///
     /// When that could not be written; the intent then stays open in the ledger.
     pub fn complete(mut self, draft: Draft) -> Result<Receipt> {
-        let receipt = self.ledger.call(Durability::Process, close(self.n, draft))?;
+        let receipt = self.ledger.call(Durability::Process, close(self.n, draft, None))?;
         self.open = false;
         Ok(receipt)
     }
 
-    /// As [`Intent::complete`], without holding the calling thread.
+    /// As [`Intent::complete`], without holding the calling thread. With a result, that is kept too, for a run that
+    /// takes this one up after an interruption.
     ///
     /// # Errors
     ///
     /// As [`Intent::complete`].
-    pub async fn complete_async(mut self, draft: Draft) -> Result<Receipt> {
-        let work = Box::new(close(self.n, draft));
+    pub async fn complete_async(mut self, draft: Draft, result: Option<OnceResult>) -> Result<Receipt> {
+        let work = Box::new(close(self.n, draft, result));
         let receipt = self.ledger.writer()?.call_async(Durability::Process, work).await?;
         self.open = false;
         Ok(receipt)
@@ -246,8 +250,13 @@ fn open(draft: &Draft) -> impl FnMut(&mut Batch<'_>) -> Result<i64> + Send + 'st
 
 /// Appends the receipt and deletes the intent, at once. An intent that meanwhile has a receipt as in doubt gets this
 /// one as well, which says more.
-fn close(n: i64, draft: Draft) -> impl FnMut(&mut Batch<'_>) -> Result<Receipt> + Send + 'static {
+fn close(
+    n: i64,
+    draft: Draft,
+    result: Option<OnceResult>,
+) -> impl FnMut(&mut Batch<'_>) -> Result<Receipt> + Send + 'static {
     let drafts = [draft];
+    let result = result.as_ref().map(once::spelled);
     move |batch| {
         let open = batch
             .connection()
@@ -261,6 +270,9 @@ fn close(n: i64, draft: Draft) -> impl FnMut(&mut Batch<'_>) -> Result<Receipt> 
             .prepare_cached("DELETE FROM intents WHERE n = ?1")
             .and_then(|mut statement| statement.execute([n]))
             .map_err(batch.failed("close an intent"))?;
+        if let Some(result) = &result {
+            once::keep(batch, n, &drafts[0].run, drafts[0].request_digest, result)?;
+        }
         super::only(receipts)
     }
 }

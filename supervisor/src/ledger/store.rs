@@ -12,8 +12,12 @@ use std::{
 };
 
 /// Each brings the database from the form of its index to the next, in one transaction. A stored one never changes.
-const MIGRATIONS: &[&str] =
-    &[include_str!("migrations/0001.sql"), include_str!("migrations/0002.sql"), include_str!("migrations/0004.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("migrations/0001.sql"),
+    include_str!("migrations/0002.sql"),
+    include_str!("migrations/0004.sql"),
+    include_str!("migrations/0005.sql"),
+];
 
 /// How long a connection waits for another process's transaction. Batches take milliseconds; a checkpoint's fsync on
 /// a busy disk can take seconds.

@@ -50,7 +50,7 @@ const JOURNAL_NEW: &str = "journal.new";
 const JOURNAL: &str = "journal";
 const COMMITTED: &str = "journal.committed";
 const PENDING: &str = "pending.json";
-const TOUCHED: &str = "touched.json";
+pub(crate) const TOUCHED: &str = "touched.json";
 const MANIFEST: &str = "manifest.json";
 
 /// The ids that a jail's files carry on the host, and those that they get in the workspace.

@@ -22,7 +22,7 @@ use std::{
 /// How large a workspace is copied unless the caller says otherwise: 4 GiB on disk, a copy of a few seconds.
 pub const DEFAULT_MAX_BYTES: u64 = 4 << 30;
 
-const MANIFEST: &str = "mirror.json";
+pub(crate) const MANIFEST: &str = "mirror.json";
 
 /// The copy, in the folder of the run's layer.
 const NAME: &str = "mirror";

@@ -56,6 +56,10 @@ impl Run<'_> {
                 *not_applied = Some(reason.clone());
             }
         }
+        // What was taken over is not this run's to lose because its program could not start.
+        if !ran && self.request.resumes.is_some() && self.folder.holds_a_layer() {
+            changes.state = ChangesState::Pending;
+        }
         // A workspace that cannot be written has no changes, and the rest of the plan all the same.
         if let (true, Some(preflight), Store::ReadOnly | Store::Hidden) = (ran, &self.request.preflight, store) {
             if let Err(reason) = self.keep_plan(preflight) {

@@ -28,6 +28,9 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers) ->
             elements.extend(guard_of_policies(request).map(Element::Admission));
         }
     }
+    if let Some(resumption) = &request.resumes {
+        elements.push(Element::Answering(Step(resumption.known.clone())));
+    }
     if let Some(limit) = request.policy.limits.write_bytes.value() {
         elements.push(Element::Quota { id: id.0.clone(), unit: Unit::WriteBytes, limit });
     }

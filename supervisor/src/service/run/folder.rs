@@ -67,6 +67,11 @@ impl Folder {
         store == Store::Mirror || std::fs::read_dir(upper).map_or(true, |mut entries| entries.next().is_some())
     }
 
+    /// Whether it holds anything that a run wrote in its workspace, or may have.
+    pub(super) fn holds_a_layer(&self) -> bool {
+        self.has_changes(Store::Overlay) || self.path.join("mirror").exists()
+    }
+
     /// Removes what a run that is over needs no more. Logs and before-images stay.
     pub(super) fn tidy(&self, keep_layer: bool) {
         let _ = std::fs::remove_file(self.path.join("control.sock"));

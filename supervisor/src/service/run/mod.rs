@@ -190,7 +190,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     ledger.insert_run(&record)?;
     crash::reach(Point::RunRecorded);
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
-    let since_ns = now_coarse_ns();
+    let since_ns = request.resumes.as_ref().and_then(|resumes| resumes.since_ns).unwrap_or_else(now_coarse_ns);
     let linked = worktree::linked(&request.workspace, request.caller.uid);
     let request = RunRequest { answering: request.answering.clone().under(&request.policy), ..request };
     let handlers = Handlers::new(&request.answering);

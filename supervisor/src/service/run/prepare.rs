@@ -10,6 +10,7 @@ use crate::{
         seccomp::{self, WatchLevel},
         spec::{self, Bind, Inputs, Presence, Privilege, Store},
     },
+    ledger::record::{ChangesState, RunRecord},
     policy::{self, search, Policy, WorkspaceAccess},
     room::{
         batch, mirror,
@@ -96,14 +97,25 @@ impl Run<'_> {
         let open = |path: &Path| tree::open_root(path).map_err(|error| format!("{}: {error}", path.display()));
         let folder = open(&self.folder.path)?;
         let shift = self.own_ids().map(|own| batch::IdShift { from: own, to: self.owner() });
-        // First: until the copy is whole, a crash leaves a run that changed nothing.
+        let write_down = || {
+            let created = Place::create(&folder, &self.id, &self.request.workspace, self.since_ns, shift, view);
+            created.map(|_| ()).map_err(|error| error.to_string())
+        };
+        if let Some(resumption) = self.request.resumes.as_ref().filter(|resumption| resumption.since_ns.is_some()) {
+            // First, so that whoever finds this run interrupted knows what the layer is to.
+            write_down()?;
+            resumption.take_over(&self.folder.path, store, self.own_ids())?;
+            let taken = self.ledger.run(&resumption.run.0).map_err(|error| error.to_string())?;
+            let taken = RunRecord { changes: ChangesState::Resumed, ..taken };
+            return self.ledger.update_run(&taken).map_err(|error| error.to_string());
+        }
+        // Before it is written down: until the copy is whole, a crash leaves a run that changed nothing.
         if view == View::Mirror {
             let workspace = open(&self.request.workspace)?;
             mirror::create(&workspace, &folder, mirror::DEFAULT_MAX_BYTES, self.own_ids())
                 .map_err(|error| error.to_string())?;
         }
-        let created = Place::create(&folder, &self.id, &self.request.workspace, self.since_ns, shift, view);
-        created.map(|_| ()).map_err(|error| error.to_string())
+        write_down()
     }
 
     /// Whose the workspace is on the host.

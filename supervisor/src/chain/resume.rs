@@ -1,0 +1,129 @@
+//! Resume: what must not be repeated and is known to be done is answered from the ledger.
+//!
+//! An answering handler of a run that takes over an interrupted one. The n-th occurrence of a request gets the n-th
+//! result that the interrupted run had for an equal one; when those are used up, the effect goes on as any other. What
+//! may be repeated is never held here: it is done again.
+
+use super::{Answer, BoxFuture, Decision, Handler, Next};
+use crate::{
+    effect::{Digest, Door, Effect, Idempotency, RunId},
+    ledger::OnceResult,
+};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+};
+
+const NAME: &str = "resume";
+
+/// The handler, for one run.
+pub struct Resumed {
+    run: RunId,
+    known: Mutex<HashMap<Digest, VecDeque<OnceResult>>>,
+}
+
+impl Resumed {
+    /// With the results of this interrupted run and those before it, in order.
+    pub fn new(run: RunId, results: Vec<(Digest, OnceResult)>) -> Resumed {
+        let mut known: HashMap<Digest, VecDeque<OnceResult>> = HashMap::new();
+        for (digest, result) in results {
+            known.entry(digest).or_default().push_back(result);
+        }
+        Resumed { run, known: Mutex::new(known) }
+    }
+
+    fn take(&self, effect: &Effect) -> Option<OnceResult> {
+        if effect.door != Door::Api || effect.kind.declaration().idempotency != Idempotency::Once {
+            return None;
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get_mut(&effect.digest())?.pop_front()
+    }
+}
+
+impl Handler for Resumed {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
+        let Some(result) = self.take(effect) else { return next.run(effect) };
+        let body = match result.body.as_deref().map(hex::decode).transpose() {
+            Ok(body) => body,
+            Err(error) => {
+                // Not done again: nobody may conclude from an unreadable result that nothing happened.
+                let reason = format!("what came of {} of `{}` cannot be read: {error}", effect.kind, effect.resource);
+                return Box::pin(std::future::ready(Answer::refused(NAME, reason, "`tollgate verify` the run")));
+            }
+        };
+        let answer = Answer {
+            decision: Decision::Answered,
+            decided_by: NAME,
+            reason: format!("done by run {}, which was interrupted; never done twice", self.run),
+            body,
+            digest: result.digest,
+            ..Answer::done(result.value, result.bytes)
+        };
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chain::{
+            receipts::Receipts,
+            testing::{ask, wait, FakeWorld, WorldOf},
+        },
+        effect::{tests::sample, Kind},
+        ledger::tests::Fixture,
+    };
+    use std::sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc,
+    };
+
+    fn once() -> Effect {
+        Effect { door: Door::Api, ..sample(Kind::RunStart) }
+    }
+
+    #[test]
+    fn what_was_done_is_answered_and_what_comes_after_it_is_done() {
+        let fixture = Fixture::new();
+        let count = AtomicU64::new(0);
+        let world = WorldOf(|_: &Effect| {
+            let number = count.fetch_add(1, Ordering::SeqCst);
+            Answer { body: Some(vec![number as u8]), ..Answer::done(number.into(), 1) }
+        });
+        let receipts = || Arc::new(Receipts::new(fixture.ledger.clone(), fixture.run.clone())) as Arc<dyn Handler>;
+        // The interrupted run did it twice, and something that may be repeated.
+        for effect in [once(), once(), Effect { door: Door::Api, ..sample(Kind::FsWrite) }] {
+            wait(ask(vec![receipts()], &effect, &world));
+        }
+        let results = fixture.ledger.once_results(&fixture.run).unwrap();
+        assert_eq!(results.len(), 2);
+        let resumed = Arc::new(Resumed::new(fixture.run.clone(), results));
+        let answers: Vec<Answer> =
+            (0..3).map(|_| wait(ask(vec![receipts(), resumed.clone()], &once(), &world))).collect();
+        let told: Vec<(Decision, serde_json::Value, Option<Vec<u8>>)> =
+            answers.into_iter().map(|answer| (answer.decision, answer.value, answer.body)).collect();
+        assert_eq!(told[0], (Decision::Answered, 0.into(), Some(vec![0])));
+        assert_eq!(told[1], (Decision::Answered, 1.into(), Some(vec![1])));
+        assert_eq!(told[2].0, Decision::Allowed);
+        assert_eq!(count.load(Ordering::SeqCst), 4);
+        // What was answered is not kept again, what was done is.
+        assert_eq!(fixture.ledger.once_results(&fixture.run).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn another_request_and_another_door_know_nothing_of_it() {
+        let resumed = Arc::new(Resumed::new(RunId("a".into()), vec![(once().digest(), OnceResult::default())]));
+        let world = FakeWorld::default();
+        let other = Effect { door: Door::Api, ..sample(Kind::FsWrite) };
+        for effect in [&other, &Effect { door: Door::Control, ..once() }] {
+            assert_eq!(wait(ask(vec![resumed.clone()], effect, &world)).decision, Decision::Allowed);
+        }
+        assert_eq!(wait(ask(vec![resumed], &once(), &world)).decision, Decision::Answered);
+    }
+}
