@@ -155,7 +155,8 @@ fn interrupted(world: &World, flags: &[&str], script: &str) -> String {
     loop {
         let run = world.runs().pop();
         let upper = run.as_ref().and_then(|run| run["id"].as_str()).map(|id| world.state.join("runs").join(id));
-        let there = |folder: PathBuf| folder.join("layer/upper/one").exists() || folder.join("mirror/one").exists();
+        let there =
+            |folder: PathBuf| folder.join("layer/upper/one").exists() || folder.join("layer/mirror/one").exists();
         if upper.is_some_and(there) {
             break;
         }

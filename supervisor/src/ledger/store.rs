@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// Each brings the database from the form of its index to the next, in one transaction. A stored one never changes.
+/// Each brings the database from the form of its index to the next. A stored one never changes.
 const MIGRATIONS: &[&str] = &[
     include_str!("migrations/0001.sql"),
     include_str!("migrations/0002.sql"),
@@ -161,15 +161,19 @@ fn migrate(connection: &mut Connection, database: &Path) -> Result<()> {
     if form(connection, database)? == 0 {
         set_wal(connection).map_err(failed)?;
     }
-    loop {
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-        // Read again under the lock: another process may have done it meanwhile.
-        let at = form(&transaction, database)?;
-        let Some(sql) = MIGRATIONS.get(at as usize) else { return Ok(()) };
-        transaction.execute_batch(sql).map_err(failed)?;
-        transaction.pragma_update(None, "user_version", at + 1).map_err(failed)?;
-        transaction.commit().map_err(failed)?;
+    // All of them at once: a reader that looks meanwhile must not find a form that no program has.
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    // Read again under the lock: another process may have done it meanwhile.
+    let at = form(&transaction, database)?;
+    let missing = MIGRATIONS.get(at as usize..).unwrap_or_default();
+    if missing.is_empty() {
+        return Ok(());
     }
+    for sql in missing {
+        transaction.execute_batch(sql).map_err(failed)?;
+    }
+    transaction.pragma_update(None, "user_version", newest_form()).map_err(failed)?;
+    transaction.commit().map_err(failed)
 }
 
 /// Turns the write-ahead log on. SQLite does not wait on a lock here, so two first runs at once need these attempts.

@@ -342,3 +342,118 @@ fn give(root: std::os::fd::BorrowedFd<'_>, top: &Path, uid: u32, gid: u32) -> io
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        doors::control::tests::record,
+        effect::{tests::sample, Effect},
+        ledger::{record::Outcome, Timestamp},
+        room::testing::Fixture,
+    };
+
+    fn interrupted(id: &str) -> RunRecord {
+        let outcome =
+            Outcome { kind: OutcomeType::Interrupted, code: None, signal: None, limit: None, used: None, detail: None };
+        let changes = ChangesState::Pending;
+        RunRecord { state: RunState::Ended, outcome: Some(outcome), changes, ..record(id, 0) }
+    }
+
+    /// A ledger whose run `aaaaaaaaaaa1` was interrupted, with the fixture's directory as its own.
+    fn ledger(fixture: &Fixture) -> (tempfile::TempDir, Ledger) {
+        let root = tempfile::tempdir().unwrap();
+        let ledger = Ledger::open(&root.path().join("state")).unwrap();
+        let run = interrupted("aaaaaaaaaaa1");
+        ledger.insert_run(&run).unwrap();
+        let own = ledger.run_dir(&run.id);
+        fs::create_dir_all(own.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(fixture.run_path(), &own).unwrap();
+        Place::create(&fixture.run_dir, &run.id, &fixture.workspace_path(), 7, None, View::Overlay).unwrap();
+        (root, ledger)
+    }
+
+    fn prepare(ledger: &Ledger, run: &str, decisions: &Decisions) -> Result<Resumption, ResumeError> {
+        Resumption::prepare(ledger, &ledger.run(run).unwrap(), decisions)
+    }
+
+    fn asked() -> Effect {
+        Effect { door: Door::Api, ..sample(Kind::RunStart) }
+    }
+
+    #[test]
+    fn what_is_in_doubt_is_listed_and_nothing_starts_until_each_is_decided() {
+        let fixture = Fixture::new();
+        let (_root, ledger) = ledger(&fixture);
+        let run = RunId("aaaaaaaaaaa1".into());
+        // The run's own start is no question; what its program asked for is.
+        for effect in [Effect { door: Door::Control, ..sample(Kind::RunStart) }, asked(), asked()] {
+            drop(ledger.intend(&run, &effect, Timestamp(5)).unwrap());
+        }
+        ledger.seal_run(&run).unwrap();
+        let error = prepare(&ledger, &run.0, &Decisions::default()).err().unwrap().to_string();
+        assert!(error.contains("aaaaaaaaaaa1.2 run/start of") && error.contains("aaaaaaaaaaa1.3"), "{error}");
+        assert!(!error.contains("aaaaaaaaaaa1.1 "), "{error}");
+        let one = Decisions { redo: vec!["aaaaaaaaaaa1.2".into()], skip: Vec::new() };
+        assert!(matches!(prepare(&ledger, &run.0, &one), Err(ResumeError::InDoubt { .. })));
+        assert_eq!(ledger.in_doubt(Some(&run)).unwrap().len(), 3, "nothing is settled by halves");
+        let wrong = Decisions { redo: vec!["9".into()], skip: Vec::new() };
+        assert!(matches!(prepare(&ledger, &run.0, &wrong), Err(ResumeError::NotInDoubt { .. })));
+        let both = Decisions { redo: vec!["2".into()], skip: vec!["aaaaaaaaaaa1.3".into()] };
+        prepare(&ledger, &run.0, &both).unwrap();
+        assert_eq!(ledger.in_doubt(Some(&run)).unwrap(), []);
+        // What was skipped counts as done from now on, what is to be redone does not.
+        let results = ledger.once_results(&run).unwrap();
+        assert_eq!(results.iter().map(|(digest, _)| *digest).collect::<Vec<_>>(), [asked().digest()]);
+        prepare(&ledger, &run.0, &Decisions::default()).unwrap();
+    }
+
+    #[test]
+    fn a_layer_changes_hands_once_and_whoever_has_it_is_the_one_to_resume() {
+        // On one file system with the ledger's, as runs' folders are.
+        let fixture = Fixture::on(tempfile::tempdir().unwrap());
+        let (_root, ledger) = ledger(&fixture);
+        fs::write(fixture.upper_path().join("made"), "made").unwrap();
+        let resumption = prepare(&ledger, "aaaaaaaaaaa1", &Decisions::default()).unwrap();
+        assert_eq!((resumption.since_ns, resumption.copied), (Some(7), Copied::No));
+        // A resume that was cut short before it had the layer.
+        let resumes = Some(RunId("aaaaaaaaaaa1".into()));
+        let changes = ChangesState::None;
+        ledger.insert_run(&RunRecord { resumes, changes, ..interrupted("bbbbbbbbbbb1") }).unwrap();
+        let folder = ledger.run_dir(&RunId("bbbbbbbbbbb1".into()));
+        fs::create_dir_all(folder.join("layer/upper")).unwrap();
+        assert!(matches!(
+            prepare(&ledger, "bbbbbbbbbbb1", &Decisions::default()),
+            Err(ResumeError::NotTakenOver { .. })
+        ));
+        prepare(&ledger, "aaaaaaaaaaa1", &Decisions::default()).unwrap();
+        // And one that had it, and did not live to say so.
+        let owner = nix::unistd::geteuid().is_root().then_some((1_000, 1_000));
+        resumption.take_over(&folder, Store::Overlay, owner).unwrap();
+        assert_eq!(fs::read(folder.join("layer/upper/made")).unwrap(), b"made");
+        assert!(matches!(
+            prepare(&ledger, "aaaaaaaaaaa1", &Decisions::default()),
+            Err(ResumeError::TakenOver { by, .. }) if by == "bbbbbbbbbbb1"
+        ));
+        prepare(&ledger, "bbbbbbbbbbb1", &Decisions::default()).unwrap();
+        assert!(resumption.take_over(&folder, Store::Overlay, None).is_err(), "there is nothing left to take");
+        assert_eq!(fs::read(folder.join("layer/upper/made")).unwrap(), b"made");
+    }
+
+    #[test]
+    fn a_run_that_ended_by_itself_or_is_decided_about_is_not_resumed() {
+        let fixture = Fixture::new();
+        let (_root, ledger) = ledger(&fixture);
+        let mut run = ledger.run("aaaaaaaaaaa1").unwrap();
+        let mut exited = run.clone();
+        exited.outcome.as_mut().unwrap().kind = OutcomeType::Exited;
+        ledger.update_run(&exited).unwrap();
+        assert!(matches!(
+            prepare(&ledger, "aaaaaaaaaaa1", &Decisions::default()),
+            Err(ResumeError::NotInterrupted { .. })
+        ));
+        run.changes = ChangesState::Discarded;
+        ledger.update_run(&run).unwrap();
+        assert!(matches!(prepare(&ledger, "aaaaaaaaaaa1", &Decisions::default()), Err(ResumeError::Decided { .. })));
+    }
+}

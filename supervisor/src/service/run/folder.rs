@@ -69,7 +69,7 @@ impl Folder {
 
     /// Whether it holds anything that a run wrote in its workspace, or may have.
     pub(super) fn holds_a_layer(&self) -> bool {
-        self.has_changes(Store::Overlay) || self.path.join("mirror").exists()
+        self.has_changes(Store::Overlay) || self.mirror().exists()
     }
 
     /// Removes what a run that is over needs no more. Logs and before-images stay.
