@@ -23,7 +23,8 @@ fn objects<'p>(plan: &'p [Value], kind: &str) -> Vec<&'p str> {
 /// A protected path, so that the policy asks about it; a read of the host and a connection, so that the jail refuses.
 const SCRIPT: &str = "echo 1 > a; mkdir -p d/e; echo 2 > d/e/f; rm gone; mv old new; mkdir -p .git/hooks; \
     echo x > .git/hooks/pre-commit; cat $OUT/s; (exec 3<>/dev/tcp/203.0.113.9/80); tollgate effect run/start \
-    command=true; echo end > last; exit 3";
+    command=true; \
+    tollgate effect fs/write path=asked content=eA==; cp asked copied; echo end > last; exit 3";
 
 fn script(world: &World) -> String {
     let bash = format!("OUT={}; {SCRIPT}", world.out.display());
@@ -46,7 +47,7 @@ fn a_preflight_goes_to_the_end_and_nothing_happens() {
         world.assert_outside_intact();
         let plan = plan(world, &id);
         let written = objects(&plan, "fs/write");
-        for path in ["a", "d", "d/e", "d/e/f", ".git/hooks/pre-commit", "last"] {
+        for path in ["a", "d", "d/e", "d/e/f", ".git/hooks/pre-commit", "asked", "copied", "last"] {
             assert!(written.contains(&path), "{path}: {plan:#?}");
         }
         assert_eq!(objects(&plan, "fs/delete"), ["gone"]);
@@ -63,6 +64,8 @@ fn a_preflight_goes_to_the_end_and_nothing_happens() {
             receipts.len() >= 8 && receipts.iter().all(|receipt| receipt["decided_by"] == "preflight"),
             "{receipts:?}"
         );
+        let asked = receipts.iter().find(|receipt| receipt["door"] == "api").expect("the layer took it");
+        assert_eq!((&asked["kind"], &asked["resource"]["path"]), (&"fs/write".into(), &"asked".into()));
         let changed = world.receipts_of(&id, &["--decision", "allowed"]);
         assert!(changed.iter().all(|receipt| receipt["door"] != "workspace"), "{changed:?}");
         let inspected = world.tollgate(["inspect", &id, "--json"]).finish().json_lines().remove(0);

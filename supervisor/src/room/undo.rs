@@ -854,6 +854,105 @@ mod tests {
     }
 
     #[test]
+    fn where_before_images_are_copies_they_come_back_with_all_that_belongs_to_them() {
+        use std::os::unix::fs::MetadataExt as _;
+        let elsewhere = tempfile::tempdir().unwrap();
+        let mut fixture = mixed();
+        if std::fs::metadata(elsewhere.path()).unwrap().dev()
+            == std::fs::metadata(fixture.workspace_path()).unwrap().dev()
+        {
+            eprintln!("skipped: this machine has one file system for temporary files");
+            return;
+        }
+        fixture.run_dir = tree::open_root(elsewhere.path()).unwrap();
+        let before = state(&fixture);
+        let times = |fixture: &Fixture| -> BTreeMap<PathBuf, i64> {
+            let names = ["edited", "removed", "moved", "mode", "to-dir", "gone/deep/x", "to-file/inner"];
+            names
+                .map(|name| (name.into(), std::fs::metadata(fixture.workspace_path().join(name)).unwrap().mtime_nsec()))
+                .into()
+        };
+        let old_times = times(&fixture);
+        applied(&fixture);
+        let after = state(&fixture);
+        for _ in 0..2 {
+            assert_eq!(conflicts(&reverted(&fixture, &wanted(BatchKind::Apply))), []);
+            assert_eq!(state(&fixture), before);
+            assert_eq!(times(&fixture), old_times);
+            reverted(&fixture, &wanted(BatchKind::Undo));
+            assert_eq!(state(&fixture), after);
+        }
+    }
+
+    /// What a program may do to its files, by numbers that choose the names.
+    #[derive(Clone, Debug)]
+    enum Deed {
+        Write(u8, u8),
+        Remove(u8),
+        Rename(u8, u8),
+        Mode(u8, u16),
+        Folder(u8),
+        Link(u8, u8),
+    }
+
+    const NAMES: [&str; 8] = ["a", "b", "d", "d/x", "d/y", "d/e", "d/e/z", "f"];
+
+    fn act(root: &Path, deed: &Deed) {
+        let at = |number: &u8| root.join(NAMES[usize::from(*number) % NAMES.len()]);
+        // What cannot be done is left out, as a program would go on.
+        let _ = match deed {
+            Deed::Write(name, content) => std::fs::write(at(name), [*content; 3]),
+            Deed::Remove(name) => std::fs::remove_dir_all(at(name)).or_else(|_| std::fs::remove_file(at(name))),
+            Deed::Rename(from, to) => std::fs::rename(at(from), at(to)),
+            Deed::Mode(name, mode) if at(name).is_file() => {
+                std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600 | u32::from(*mode & 0o177)))
+            }
+            Deed::Mode(..) => Ok(()),
+            Deed::Folder(name) => std::fs::create_dir(at(name)),
+            Deed::Link(name, target) => std::os::unix::fs::symlink(NAMES[usize::from(*target) % 8], at(name)),
+        };
+    }
+
+    fn deeds() -> impl proptest::strategy::Strategy<Value = Vec<Deed>> {
+        use proptest::prelude::*;
+        let deed = prop_oneof![
+            4 => (any::<u8>(), any::<u8>()).prop_map(|(name, content)| Deed::Write(name, content)),
+            2 => any::<u8>().prop_map(Deed::Remove),
+            2 => (any::<u8>(), any::<u8>()).prop_map(|(from, to)| Deed::Rename(from, to)),
+            1 => (any::<u8>(), any::<u16>()).prop_map(|(name, mode)| Deed::Mode(name, mode)),
+            3 => any::<u8>().prop_map(Deed::Folder),
+            1 => (any::<u8>(), any::<u8>()).prop_map(|(name, target)| Deed::Link(name, target)),
+        ];
+        proptest::collection::vec(deed, 1..14)
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(
+            std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(48)
+        ))]
+        #[test]
+        fn to_undo_what_was_applied_is_to_have_done_nothing(before in deeds(), run in deeds()) {
+            use crate::room::{layer, mirror};
+            let fixture = Fixture::new();
+            before.iter().for_each(|deed| act(&fixture.workspace_path(), deed));
+            let fixture = fixture.started();
+            let original = state(&fixture);
+            let copy = mirror::create(&fixture.workspace, &fixture.run_dir, u64::MAX, None).unwrap();
+            run.iter().for_each(|deed| act(&fixture.run_path().join(layer::MIRROR), deed));
+            let changes = mirror::scan(&fixture.run_dir, &copy, &fixture.workspace).unwrap().changes;
+            apply(&batch::Batch { source: &copy, ..fixture.batch() }, &changes, &[]).unwrap();
+            let made = state(&fixture);
+            for _ in 0..2 {
+                let plan = reverted(&fixture, &wanted(BatchKind::Apply));
+                proptest::prop_assert_eq!(conflicts(&plan), []);
+                proptest::prop_assert_eq!(state(&fixture), original.clone());
+                reverted(&fixture, &wanted(BatchKind::Undo));
+                proptest::prop_assert_eq!(state(&fixture), made.clone());
+            }
+        }
+    }
+
+    #[test]
     fn without_its_before_images_a_run_cannot_be_undone_and_says_so() {
         let fixture = mixed();
         applied(&fixture);
