@@ -13,13 +13,13 @@ use super::{
     resolve::{self, is, Last, Reached},
 };
 use crate::{
-    protocol::{Access, Asked, Asking, Bytes, Denied, Mount, Plan, Wanted},
+    protocol::{Access, Asked, Asking, Bytes, Denied, Ids, Mount, Plan, Wanted},
     sys::{self, Reply},
 };
 use nix::{
     errno::Errno,
     sys::{
-        stat::lstat,
+        stat::{lstat, FileStat},
         uio::{process_vm_readv, RemoteIoVec},
     },
     unistd::Pid,
@@ -38,6 +38,8 @@ use std::{
 /// So many different refusals of one kind are remembered, to be told once. Past that, those of the kind are forgotten
 /// and may be told again: whoever tries many names can make no later refusal go unsaid.
 const MAX_TOLD: usize = 2_000;
+/// The id that stands for every one that a user namespace does not have (proc(5), `/proc/sys/kernel/overflowuid`).
+const NOBODY: u32 = 65_534;
 /// One more than the newest call number the list was written against; above it, ENOSYS lets programs fall back.
 const FIRST_UNKNOWN_CALL: i64 = 470;
 
@@ -48,6 +50,8 @@ pub struct Observer {
     private: Vec<u64>,
     /// The workspace's device, whose directories may need help to be renamed.
     workspace_device: Option<u64>,
+    /// The workspace, if it is an overlay, with the ids of the jail's own user in it.
+    overlay: Option<(PathBuf, Ids)>,
     /// Views from which every read succeeds that the host's permissions allow.
     readable: Vec<PathBuf>,
     told: HashMap<Wanted, Told>,
@@ -99,6 +103,7 @@ impl Observer {
             listener,
             private: private.filter_map(|path| lstat(&path).ok()).map(|stat| stat.st_dev).collect(),
             workspace_device: overlay.then(|| lstat(&plan.workspace.to_path()).ok().map(|stat| stat.st_dev)).flatten(),
+            overlay: overlay.then(|| (plan.workspace.to_path(), plan.ids)),
             readable: readable.collect(),
             told: HashMap::new(),
             workspace: plan.workspace.to_path(),
@@ -326,6 +331,9 @@ impl Observer {
             Ok(found) if found.read_only && look.changes() && !look.creates_only => {
                 Some((real(path, look.last), libc::EROFS))
             }
+            Ok(found) if look.changes() && !look.creates_only && self.is_in_foreign(path, &found.stat) => {
+                Some((real(path, look.last), libc::EOVERFLOW))
+            }
             Ok(found) if look.wanted == Wanted::Execute && is(&found.stat, libc::S_IFREG) => self.judge_script(path),
             Ok(_) => None,
             Err(Errno::ENOENT | Errno::ENOTDIR) => self.judge_missing(look, path),
@@ -344,8 +352,27 @@ impl Observer {
         // Nothing there to read or delete: the same without a jail. To make something there is another matter.
         let parent = real.parent()?;
         let makes = look.changes() && look.wanted != Wanted::Delete;
+        if makes && resolve::look(parent, Last::Followed).is_ok_and(|found| self.is_foreign(parent, &found.stat)) {
+            return Some((real, libc::EOVERFLOW));
+        }
         let read_only = makes && resolve::look(parent, Last::Followed).is_ok_and(|found| found.read_only);
         read_only.then_some((real, libc::EROFS))
+    }
+
+    /// Whether the overlay cannot copy this into the run's layer because of whom it belongs to. The kernel refuses it to
+    /// make a file of an id that the user namespace does not have (EOVERFLOW), and shows every such id as the same.
+    fn is_foreign(&self, path: &Path, stat: &FileStat) -> bool {
+        let Some((workspace, ids)) = &self.overlay else { return false };
+        let foreign = |found: u32, own: u32| found == NOBODY && own != NOBODY;
+        path != workspace
+            && path.starts_with(workspace)
+            && (foreign(stat.st_uid, ids.jail_uid) || foreign(stat.st_gid, ids.jail_gid))
+    }
+
+    /// As [`Observer::is_foreign`], also for the folder that it is in, which is copied first.
+    fn is_in_foreign(&self, path: &Path, stat: &FileStat) -> bool {
+        let above = || path.parent().and_then(|parent| Some((parent, lstat(parent).ok()?)));
+        self.is_foreign(path, stat) || above().is_some_and(|(parent, stat)| self.is_foreign(parent, &stat))
     }
 
     /// A script that is there and whose interpreter is not.

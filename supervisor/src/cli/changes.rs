@@ -47,10 +47,10 @@ pub fn apply(
     let search = super::search_path();
     let policy = PolicyRef::parse(&record.policy).and_then(|reference| Policy::load(&reference, &search));
     let policy = policy.map_err(|error| {
-        Failure::new(
-            format!("the policy `{}` of run {} cannot be used any more: {error}", record.policy, record.id),
-            format!("mend it, or `tollgate discard {}`", record.id),
-        )
+        let Failure { message, lines, .. } = Failure::from(&error);
+        let what = format!("the policy `{}` of run {} cannot be used any more", record.policy, record.id);
+        let lines = [message].into_iter().chain(lines).collect();
+        Failure { lines, ..Failure::new(what, format!("mend it, or `tollgate discard {}`", record.id)) }
     })?;
     let chain = Stack(vec![Element::Admission(policy.admission.approved())]).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
@@ -117,16 +117,22 @@ fn check_plan(ledger: &Ledger, record: &RunRecord, place: &OpenPlace) -> Result<
 }
 
 /// `tollgate discard`.
-pub fn discard(args: &discard::Discard, state: &Path, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub fn discard(
+    args: &discard::Discard,
+    state: &Path,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
     let (_, record) = standing::find(state, &args.run)?;
     over(&record)?;
     let ledger = Ledger::open(state).map_err(|error| failure(&error))?;
     let run_dir = ledger.run_dir(&record.id);
-    while_applying(&ledger, &record.id, || {
-        let standing = match Place::open(&run_dir) {
+    let args = discard::Discard { run: record.id.0.clone(), ..args.clone() };
+    let (standing, said) = while_applying(&ledger, &record.id, || {
+        let (standing, said) = match Place::open(&run_dir) {
             Ok(place) => {
-                discard::discard(args, &place, talk).map_err(|error| failure(&error))?;
-                place.standing().map_err(|error| failure(&error))?
+                let said = discard::discard(&args, &place).map_err(|error| failure(&error))?;
+                (place.standing().map_err(|error| failure(&error))?, said)
             }
             // The workspace is gone; what the run would have changed in it can go too.
             Err(PlaceError::Elsewhere { .. } | PlaceError::Ours { .. })
@@ -134,12 +140,13 @@ pub fn discard(args: &discard::Discard, state: &Path, talk: &mut dyn Write) -> R
             {
                 let folder = tree::open_root(&run_dir).map_err(|error| failure(&error))?;
                 batch::discard(&folder).map_err(|error| failure(&error))?;
-                ChangesState::Discarded
+                (ChangesState::Discarded, discard::everything(&args))
             }
             Err(error) => return Err(failure(&error)),
         };
-        Ok((standing, ()))
+        Ok((standing, (standing, said)))
     })?;
+    discard::say(&args, standing, &said, out, talk).map_err(|error| failure(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,7 @@
 use super::paths::{Selection, SelectionError};
 use crate::{
     doors::workspace,
+    ledger::record::ChangesState,
     room::{
         batch,
         place::{OpenPlace, PlaceError},
@@ -19,7 +20,7 @@ use std::{
 /// can be undone for as long as its before-images are kept: `--before-images` removes those instead.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Discard {
-    /// The run's id
+    /// The run: its id, a unique beginning of one, or `latest`
     pub run: String,
     /// Only these paths of the workspace and what lies below them, or patterns such as `src/**/*.rs`
     #[arg(value_name = "PATH|GLOB")]
@@ -27,6 +28,9 @@ pub struct Discard {
     /// Remove the before-images of what was applied, and leave what is pending: nothing of the run can be undone then
     #[arg(long, conflicts_with = "paths")]
     pub before_images: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Why nothing was discarded.
@@ -47,26 +51,26 @@ pub enum DiscardError {
     /// A path argument names nothing that is pending.
     #[error(transparent)]
     Chosen(#[from] super::apply::ApplyCommandError),
-    /// Standard error cannot be written.
-    #[error("cannot write: {0}")]
+    /// The output cannot be written.
+    #[error("cannot say that it is done: {0}")]
     Write(#[source] io::Error),
 }
 
 /// Discards what is pending, after finishing what a crash left of an earlier batch.
 ///
-/// The caller records where the run's changes stand after it.
+/// Gives what was done in one sentence. The caller records where the run's changes stand after it, and then says both
+/// with [`say`].
 ///
 /// # Errors
 /// [`DiscardError`].
-pub fn discard(args: &Discard, place: &OpenPlace, talk: &mut dyn Write) -> Result<(), DiscardError> {
+pub fn discard(args: &Discard, place: &OpenPlace) -> Result<String, DiscardError> {
     let failed = |source| DiscardError::Place { run: args.run.clone(), source };
     place.recover().map_err(failed)?;
     if args.before_images {
         let bytes = batch::images_bytes(&place.run_dir).map_err(|error| failed(error.into()))?;
         batch::forget_images(&place.run_dir).map_err(|error| failed(error.into()))?;
         let freed = super::output::bytes(bytes);
-        return writeln!(talk, "removed the before-images of run {} ({freed}); it can no longer be undone", args.run)
-            .map_err(DiscardError::Write);
+        return Ok(format!("removed the before-images of run {} ({freed}); it can no longer be undone", args.run));
     }
     let root = place.place.workspace_path().unwrap_or_default();
     if let Some(selection) = Selection::parse(&args.paths, &root)? {
@@ -78,10 +82,35 @@ pub fn discard(args: &Discard, place: &OpenPlace, talk: &mut dyn Write) -> Resul
             let paths: Vec<PathBuf> = rest.iter().flat_map(workspace::paths_of).collect();
             batch::discard_paths(&place.run_dir, &paths).map_err(|error| failed(error.into()))?;
             let gone = all - rest.len();
-            return writeln!(talk, "discarded {gone} of {all} pending changes of run {}", args.run)
-                .map_err(DiscardError::Write);
+            return Ok(format!("discarded {gone} of {all} pending changes of run {}", args.run));
         }
     }
     place.discard().map_err(failed)?;
-    writeln!(talk, "discarded the pending changes of run {}", args.run).map_err(DiscardError::Write)
+    Ok(everything(args))
+}
+
+/// What is said when nothing is left pending.
+pub fn everything(args: &Discard) -> String {
+    format!("discarded the pending changes of run {}", args.run)
+}
+
+/// Says what was done, or where the changes stand now as JSON.
+///
+/// # Errors
+/// [`DiscardError::Write`].
+pub fn say(
+    args: &Discard,
+    standing: ChangesState,
+    said: &str,
+    out: &mut dyn Write,
+    talk: &mut dyn Write,
+) -> Result<(), DiscardError> {
+    let written = match args.json {
+        true => {
+            let object = serde_json::json!({ "run": args.run, "changes": standing, "detail": said });
+            writeln!(out, "{object}")
+        }
+        false => writeln!(talk, "{said}"),
+    };
+    written.map_err(DiscardError::Write)
 }

@@ -3,6 +3,7 @@
 use super::{output::Failure, standing};
 use crate::{
     doors::control::{self, parse_signal, ClientError},
+    effect::RunId,
     ledger::record::{OutcomeType, RunState},
 };
 use nix::sys::signal::Signal;
@@ -24,23 +25,40 @@ pub struct Args {
     /// The signal, by its name or number
     #[arg(long, short, default_value = "SIGKILL", value_parser = signal)]
     pub signal: Signal,
+    /// Print one JSON object for each run
+    #[arg(long)]
+    pub json: bool,
 }
 
 fn signal(text: &str) -> Result<Signal, String> {
     parse_signal(text).ok_or_else(|| "no such signal; give a name like TERM or a number like 15".to_owned())
 }
 
-/// Ends each of the runs, and says what became of it to `talk`.
+/// What became of one run.
+struct Done {
+    run: RunId,
+    /// `gone` or `signaled`.
+    result: &'static str,
+    /// In words.
+    said: String,
+}
+
+/// Ends each of the runs, and says what became of it to `talk`, or as JSON to `out`.
 ///
 /// # Errors
 /// The first failure, after every run was tried.
-pub fn run(args: &Args, state: &Path, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
+pub fn run(args: &Args, state: &Path, out: &mut dyn Write, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
     let mut first = None;
     for run in &args.runs {
         match kill(run, args.signal, state) {
-            Ok(said) => {
+            Ok(Done { run, result, said }) if args.json => {
+                let signal = args.signal.as_str();
+                let object = serde_json::json!({ "run": run, "signal": signal, "result": result, "detail": said });
+                writeln!(out, "{object}")?;
+            }
+            Ok(done) => {
                 // Nothing depends on the talk being heard.
-                let _ = writeln!(talk, "{said}");
+                let _ = writeln!(talk, "{}", done.said);
             }
             Err(failure) if first.is_none() => first = Some(failure),
             Err(failure) => {
@@ -51,13 +69,14 @@ pub fn run(args: &Args, state: &Path, talk: &mut dyn Write) -> Result<ExitCode, 
     first.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-fn kill(run: &str, signal: Signal, state: &Path) -> Result<String, Failure> {
+fn kill(run: &str, signal: Signal, state: &Path) -> Result<Done, Failure> {
     let (ledger, before) = standing::find(state, run)?;
     let id = &before.id;
+    let done = |result, said| Ok(Done { run: id.clone(), result, said });
     if before.state == RunState::Ended {
         return match &before.outcome {
             Some(outcome) if outcome.kind == OutcomeType::Interrupted => {
-                Ok(format!("run {id} is gone: its supervisor died, and every process of its jail with it"))
+                done("gone", format!("run {id} is gone: its supervisor died, and every process of its jail with it"))
             }
             Some(_) | None => Err(Failure::new(format!("run {id} is over already: {}", standing::word(&before)), "")),
         };
@@ -71,11 +90,11 @@ fn kill(run: &str, signal: Signal, state: &Path) -> Result<String, Failure> {
         Err(cause) => return Err(Failure::control(&id.0, &cause)),
     }
     if signal != Signal::SIGKILL {
-        return Ok(format!("run {id} was sent {signal}"));
+        return done("signaled", format!("run {id} was sent {signal}"));
     }
     let after = standing::wait(&ledger, id, GONE)?;
     if after.state == RunState::Ended {
-        return Ok(format!("run {id} is gone: {}", standing::word(&after)));
+        return done("gone", format!("run {id} is gone: {}", standing::word(&after)));
     }
     let hint = format!("its supervisor is process {}; ending that ends the jail too", before.supervisor_pid);
     Err(Failure::new(format!("run {id} was not gone within {} s", GONE.as_secs()), hint))
@@ -96,14 +115,14 @@ mod tests {
 
     fn said(args: &Args, ledger: &Ledger) -> Result<String, Failure> {
         let mut talk = Vec::new();
-        run(args, ledger.state(), &mut talk)?;
+        run(args, ledger.state(), &mut Vec::new(), &mut talk)?;
         Ok(String::from_utf8(talk).expect("is text"))
     }
 
     #[test]
     fn a_run_without_a_supervisor_is_written_down_as_interrupted() {
         let (_root, ledger) = ledger_with_two_runs();
-        let args = Args { runs: vec!["aaa".to_owned()], signal: Signal::SIGKILL };
+        let args = Args { runs: vec!["aaa".to_owned()], signal: Signal::SIGKILL, json: false };
         assert!(said(&args, &ledger).expect("is gone").contains("aaaaaaaaaaa1 is gone"));
         let outcome = ledger.run("aaa").expect("is there").outcome.expect("has one");
         assert_eq!(outcome.kind, OutcomeType::Interrupted);
@@ -112,7 +131,7 @@ mod tests {
     #[test]
     fn every_run_is_tried_and_the_first_failure_is_told() {
         let (_root, ledger) = ledger_with_two_runs();
-        let args = Args { runs: vec!["nosuch".to_owned(), "aaa".to_owned()], signal: Signal::SIGTERM };
+        let args = Args { runs: vec!["nosuch".to_owned(), "aaa".to_owned()], signal: Signal::SIGTERM, json: false };
         let failure = said(&args, &ledger).expect_err("one is not there");
         assert!(failure.message.contains("nosuch"), "{failure}");
         assert_eq!(ledger.run("aaa").expect("is there").state, RunState::Ended);
@@ -167,7 +186,7 @@ mod tests {
         while !ledger.state().join("runs/bbbbbbbbbbb1/control.sock").exists() {
             std::thread::yield_now();
         }
-        let args = Args { runs: vec!["bbb".to_owned()], signal: Signal::SIGKILL };
+        let args = Args { runs: vec!["bbb".to_owned()], signal: Signal::SIGKILL, json: false };
         assert_eq!(said(&args, &ledger).expect("is gone"), "run bbbbbbbbbbb1 is gone: killed 9\n");
         let again = said(&args, &ledger).expect_err("is over");
         assert!(again.message.contains("over already"), "{again}");

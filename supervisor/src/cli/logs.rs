@@ -1,7 +1,10 @@
 //! `tollgate logs`: what a run printed.
 
 use super::{output::Failure, standing};
-use crate::{doors::control::Stream, ledger::record::RunState};
+use crate::{
+    doors::{base64, control::Stream},
+    ledger::record::RunState,
+};
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _, Write},
@@ -28,6 +31,10 @@ pub struct Args {
     /// Only its stderr, to stdout
     #[arg(long)]
     pub stderr: bool,
+    /// Print what was printed as JSON objects, each with its stream and its text; bytes that are no UTF-8 come as
+    /// base64 instead
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Copies a run's logs to `out`, its stderr to `err` unless that alone is asked for.
@@ -49,6 +56,7 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write, err: &mut dyn Write) 
     loop {
         for log in &mut logs {
             match log.stream {
+                stream if args.json => log.copy(&mut Objects { stream, out: &mut *out })?,
                 Stream::Stderr if !args.stderr => log.copy(err)?,
                 Stream::Stdout | Stream::Stderr | Stream::Terminal => log.copy(out)?,
             }
@@ -66,6 +74,33 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write, err: &mut dyn Write) 
         return Err(Failure::new(format!("run {} has no log of what is asked for", record.id), hint));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Turns each piece of a log into a line of JSON.
+struct Objects<'a> {
+    stream: Stream,
+    out: &'a mut dyn Write,
+}
+
+impl Write for Objects<'_> {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        // A letter that the end of the piece cuts in two is left for the next.
+        let length = match std::str::from_utf8(piece) {
+            Err(cut) if cut.error_len().is_none() && cut.valid_up_to() > 0 => cut.valid_up_to(),
+            Ok(_) | Err(_) => piece.len(),
+        };
+        let stream = self.stream.file().trim_end_matches(".log");
+        let object = match std::str::from_utf8(&piece[..length]) {
+            Ok(text) => serde_json::json!({ "stream": stream, "text": text }),
+            Err(_not_text) => serde_json::json!({ "stream": stream, "base64": base64::encode(piece) }),
+        };
+        writeln!(self.out, "{object}")?;
+        Ok(length)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// One log and how far it is copied.
@@ -132,23 +167,37 @@ mod tests {
     #[test]
     fn each_stream_goes_where_it_came_from_unchanged() {
         let (_root, ledger) = with_logs();
-        let both = Args { run: "aaa".to_owned(), follow: false, stdout: false, stderr: false };
+        let both = Args { run: "aaa".to_owned(), follow: false, stdout: false, stderr: false, json: false };
         assert_eq!(printed(&both, &ledger), (b"out\xff".to_vec(), b"err".to_vec()));
         assert_eq!(printed(&Args { stdout: true, ..both.clone() }, &ledger), (b"out\xff".to_vec(), Vec::new()));
         assert_eq!(printed(&Args { stderr: true, ..both }, &ledger), (b"err".to_vec(), Vec::new()));
     }
 
     #[test]
+    fn json_says_the_stream_and_keeps_every_byte() {
+        let (_root, ledger) = with_logs();
+        let both = Args { run: "aaa".to_owned(), follow: false, stdout: false, stderr: false, json: true };
+        let (out, err) = printed(&both, &ledger);
+        let lines: Vec<serde_json::Value> =
+            out.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect();
+        let expected = [
+            serde_json::json!({ "stream": "stdout", "base64": base64::encode(b"out\xff") }),
+            serde_json::json!({ "stream": "stderr", "text": "err" }),
+        ];
+        assert_eq!((lines.as_slice(), err), (expected.as_slice(), Vec::new()));
+    }
+
+    #[test]
     fn following_a_run_without_a_supervisor_ends() {
         let (_root, ledger) = with_logs();
-        let follow = Args { run: "aaa".to_owned(), follow: true, stdout: true, stderr: false };
+        let follow = Args { run: "aaa".to_owned(), follow: true, stdout: true, stderr: false, json: false };
         assert_eq!(printed(&follow, &ledger).0, b"out\xff");
     }
 
     #[test]
     fn a_run_without_logs_says_so() {
         let (_root, ledger) = ledger_with_two_runs();
-        let args = Args { run: "bbb".to_owned(), follow: false, stdout: false, stderr: false };
+        let args = Args { run: "bbb".to_owned(), follow: false, stdout: false, stderr: false, json: false };
         let failure = run(&args, ledger.state(), &mut Vec::new(), &mut Vec::new()).expect_err("has none");
         assert!(failure.message.contains("bbbbbbbbbbb1"), "{failure}");
     }
@@ -160,7 +209,7 @@ mod tests {
         std::fs::create_dir_all(&run_dir).expect("makes");
         std::fs::write(root.path().join("other"), "other").expect("writes");
         std::os::unix::fs::symlink(root.path().join("other"), run_dir.join("stdout.log")).expect("links");
-        let args = Args { run: "bbb".to_owned(), follow: false, stdout: true, stderr: false };
+        let args = Args { run: "bbb".to_owned(), follow: false, stdout: true, stderr: false, json: false };
         assert!(run(&args, ledger.state(), &mut Vec::new(), &mut Vec::new()).is_err());
     }
 }

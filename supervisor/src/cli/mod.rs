@@ -121,7 +121,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Ps(args) => ps::run(&args, &state, &mut out),
         Command::Inspect(args) => inspect::run(&args, &state, &mut out),
         Command::Logs(args) => logs::run(&args, &state, &mut out, &mut io::stderr()),
-        Command::Kill(args) => kill::run(&args, &state, &mut io::stderr()),
+        Command::Kill(args) => kill::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Receipts(args) => receipts::run(&args, &state, &mut out),
         Command::Explain(args) => explain::run(&args, &state, &mut out),
         Command::Verify(args) => verify::run(&args, &state, &mut out),
@@ -129,7 +129,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Prune(args) => prune::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Diff(args) => changes::diff(&args, &state, &mut out),
         Command::Apply(args) => changes::apply(&args, &state, &mut out, &mut io::stderr()),
-        Command::Discard(args) => changes::discard(&args, &state, &mut io::stderr()),
+        Command::Discard(args) => changes::discard(&args, &state, &mut out, &mut io::stderr()),
         Command::Plan(args) => plan::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Undo(args) => changes::undo(&args, &state, &mut out, &mut io::stderr()),
         Command::Policy(args) => {
@@ -149,7 +149,7 @@ pub fn search_path() -> SearchPath {
 
 fn policy_failure(error: policy::PolicyCommandError) -> Failure {
     match error {
-        policy::PolicyCommandError::Policy(error) => Failure::new(error.to_string(), error.hint()),
+        policy::PolicyCommandError::Policy(error) => Failure::from(&error),
         policy::PolicyCommandError::Write(error) => Failure::from(error),
         faulty @ policy::PolicyCommandError::Faulty { .. } => Failure::new(faulty.to_string(), ""),
     }

@@ -3,7 +3,11 @@
 //! Names and paths come from programs that nobody trusts, so in tables every control character is escaped; with
 //! `--json` the JSON does it. A reader that hangs up (`| head`) ends a command quietly.
 
-use crate::{doors::control::ClientError, ledger};
+use crate::{
+    doors::control::ClientError,
+    ledger,
+    policy::fault::{Fault, PolicyError},
+};
 use serde::Serialize;
 use std::{
     error::Error,
@@ -15,8 +19,10 @@ use std::{
 /// Why a subcommand failed, as `main` tells it.
 #[derive(Debug)]
 pub struct Failure {
-    /// What failed, on which object.
+    /// What failed, on which object. Of one line.
     pub message: String,
+    /// More of it, a line each.
+    pub lines: Vec<String>,
     /// Causes, outermost first.
     pub causes: Vec<String>,
     /// What to do; may be empty.
@@ -40,7 +46,7 @@ impl Failure {
     /// A failure with the exit status 1.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> Failure {
         let (message, hint) = (message.into(), hint.into());
-        Failure { message, causes: Vec::new(), hint, status: 1, quiet: Quiet::Told }
+        Failure { message, lines: Vec::new(), causes: Vec::new(), hint, status: 1, quiet: Quiet::Told }
     }
 
     /// The same with the causes of this error.
@@ -69,6 +75,9 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "error: {}", escape(&self.message))?;
+        for line in &self.lines {
+            writeln!(f, "{}", escape(line))?;
+        }
         for cause in &self.causes {
             writeln!(f, "  caused by: {}", escape(cause))?;
         }
@@ -95,6 +104,20 @@ impl From<ledger::Error> for Failure {
             Some(source) => failure.because(source),
             None => failure,
         }
+    }
+}
+
+impl From<&PolicyError> for Failure {
+    /// A file's faults keep their lines, of which each is escaped: only ours are ends of lines.
+    fn from(cause: &PolicyError) -> Failure {
+        let PolicyError::Faults(faults) = cause else { return Failure::new(cause.to_string(), cause.hint()) };
+        let mut lines = faults.iter().flat_map(|fault| {
+            // A file's name may hold anything, the end of a line too.
+            let fault = Fault { file: escape(&fault.file), ..fault.clone() };
+            fault.to_string().lines().map(str::to_owned).collect::<Vec<_>>()
+        });
+        let first = lines.next().unwrap_or_else(|| "the policy cannot be used".to_owned());
+        Failure { lines: lines.collect(), ..Failure::new(first, cause.hint()) }
     }
 }
 

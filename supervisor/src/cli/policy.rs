@@ -4,7 +4,7 @@ use crate::{
     chain::admission::{Kinds, Paths, Verdict},
     effect::VOCABULARY,
     policy::{
-        fault::PolicyError,
+        fault::{Fault, PolicyError},
         limits::{Asked, Bound, Limit},
         search::{self, PolicyRef, SearchPath},
         warnings::warnings,
@@ -63,6 +63,9 @@ struct CheckArgs {
     /// Names or files
     #[arg(required = true)]
     policies: Vec<String>,
+    /// One JSON object for each policy
+    #[arg(long)]
+    json: bool,
 }
 
 /// Why `tollgate policy` failed.
@@ -99,6 +102,7 @@ pub fn run(
         PolicyCommand::List(args) if args.kinds => list_kinds(args, out),
         PolicyCommand::List(args) => list(args, search, out),
         PolicyCommand::Show(args) => show(args, search, out),
+        PolicyCommand::Check(args) if args.json => check_as_json(args, search, out),
         PolicyCommand::Check(args) => check(args, search, talk),
     }
 }
@@ -167,6 +171,35 @@ fn check(args: &CheckArgs, search: &SearchPath, talk: &mut dyn Write) -> Result<
         0 => Ok(()),
         faulty => Err(PolicyCommandError::Faulty { faulty, checked: args.policies.len() }),
     }
+}
+
+fn check_as_json(args: &CheckArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(), PolicyCommandError> {
+    let mut faulty = 0;
+    for text in &args.policies {
+        let loaded = PolicyRef::parse(text).and_then(|reference| Policy::load(&reference, search));
+        faulty += usize::from(loaded.is_err());
+        let (found, faults) = match &loaded {
+            Ok(policy) => (warnings(policy).iter().map(ToString::to_string).collect(), Vec::new()),
+            Err(PolicyError::Faults(faults)) => (Vec::new(), faults.iter().map(fault_as_json).collect()),
+            Err(other) => (Vec::new(), vec![serde_json::json!({ "message": other.to_string(), "help": other.hint() })]),
+        };
+        let found: Vec<String> = found;
+        let object = serde_json::json!({
+            "policy": text, "usable": loaded.is_ok(), "warnings": found, "faults": faults,
+        });
+        writeln!(out, "{object}")?;
+    }
+    match faulty {
+        0 => Ok(()),
+        faulty => Err(PolicyCommandError::Faulty { faulty, checked: args.policies.len() }),
+    }
+}
+
+fn fault_as_json(fault: &Fault) -> serde_json::Value {
+    let Fault { file, line, column, excerpt, message, help } = fault;
+    serde_json::json!({
+        "file": file, "line": line, "column": column, "excerpt": excerpt, "message": message, "help": help,
+    })
 }
 
 fn show(args: &ShowArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(), PolicyCommandError> {

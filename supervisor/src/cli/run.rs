@@ -123,7 +123,7 @@ pub struct Args {
     /// Whether the program gets a terminal of its own
     #[arg(long, value_enum, default_value_t = TerminalChoice::Auto, value_name = "WHEN")]
     pub tty: TerminalChoice,
-    /// Say nothing on standard error
+    /// Say nothing on standard error, unless the run could not start or its changes could not be applied
     #[arg(long, short)]
     pub quiet: bool,
     /// The program and its arguments
@@ -224,7 +224,8 @@ pub(super) fn carry_out(
     quiet: bool,
 ) -> Result<ExitCode, Failure> {
     let report = run::run(ledger, request, streams).map_err(|error| refused(error.to_string(), ""))?;
-    if !quiet {
+    let failed = report.record.outcome.as_ref().is_some_and(|outcome| ours(outcome.kind));
+    if !quiet || failed {
         // With standard error closed there is nobody to tell.
         let _ = summarise(&report, &mut io::stderr());
     }
@@ -252,7 +253,10 @@ fn keep_to_plan(request: &mut RunRequest, ledger: &Ledger, plan: Option<&str>) -
 pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Streams), Failure> {
     let search = super::search_path();
     let home = search.home.clone();
-    let as_refusal = |error: crate::policy::fault::PolicyError| refused(error.to_string(), error.hint());
+    let as_refusal = |error: crate::policy::fault::PolicyError| Failure {
+        status: outcome::ExitCode::NotDone.number(),
+        ..Failure::from(&error)
+    };
     let reference = match &args.policy {
         Some(text) => PolicyRef::parse(text).map_err(as_refusal)?,
         None => PolicyRef::default(),
@@ -268,6 +272,13 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
     })?;
     if !workspace.is_dir() {
         return Err(refused(format!("the workspace {} is not a folder", workspace.display()), "name a folder"));
+    }
+    if home.as_deref().and_then(|home| home.canonicalize().ok()).as_ref() == Some(&workspace) && !args.quiet {
+        eprintln!(
+            "tollgate: {} is your home folder: the run sees all of it but keys and the like, and what it changes there \
+             is applied; name a project's folder with --workspace",
+            escape(&workspace.to_string_lossy())
+        );
     }
     let without = without()?;
     let own = |stream: io::Result<std::os::fd::OwnedFd>| {
@@ -356,6 +367,12 @@ fn refused(message: impl Into<String>, hint: impl Into<String>) -> Failure {
     Failure { status: outcome::ExitCode::NotDone.number(), ..Failure::new(message, hint) }
 }
 
+/// Whether the run did not do what was asked of Tollgate, so that its exit status says nothing of the program: an
+/// error, which no wish for quiet keeps back.
+fn ours(kind: OutcomeType) -> bool {
+    matches!(kind, OutcomeType::CouldNotStart | OutcomeType::CouldNotApply)
+}
+
 /// One line on how the run ended, then what was refused and what to change.
 fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     let record = &report.record;
@@ -384,7 +401,7 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
         let short = degraded.split_once(" (").map_or(degraded.as_str(), |(short, _)| short);
         writeln!(talk, "  degraded: {} (`tollgate inspect {}` says why)", escape(short), record.id)?;
     }
-    for refusal in report.refusals.iter().take(EXPLAINED) {
+    for (place, refusal) in report.refusals.iter().take(EXPLAINED).enumerate() {
         writeln!(
             talk,
             "  refused by {}: {} {}: {}",
@@ -393,7 +410,9 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
             escape(&refusal.object),
             escape(&refusal.reason)
         )?;
-        if !refusal.hint.is_empty() {
+        // The same hint once, after the last that it is for.
+        let again = report.refusals.get(place + 1).filter(|_| place + 1 < EXPLAINED);
+        if !refusal.hint.is_empty() && again.is_none_or(|next| next.hint != refusal.hint) {
             writeln!(talk, "    hint: {}", escape(&refusal.hint))?;
         }
     }

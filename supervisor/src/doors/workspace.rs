@@ -75,7 +75,9 @@ pub struct Held {
     /// The path.
     #[serde(with = "spelled")]
     pub path: PathBuf,
-    /// Who held it and why.
+    /// Who held it: a handler of the chain, or the door.
+    pub decided_by: String,
+    /// Why.
     pub reason: String,
     /// What to do.
     pub hint: String,
@@ -153,6 +155,7 @@ pub async fn commit(chain: &Chain, commit: Commit, set: ChangeSet) -> CommitRepo
         .filter(|(_, answer)| answer.decision == crate::chain::Decision::Refused)
         .map(|(change, answer)| Held {
             path: change.path.clone(),
+            decided_by: answer.decided_by.to_string(),
             reason: answer.reason.clone(),
             hint: answer.hint.clone(),
         })

@@ -88,10 +88,16 @@ pub struct LimitRefused {
 pub struct Exceeded {
     /// Which, as the outcome's type.
     pub kind: OutcomeType,
-    /// How much was used when it ended, in the limit's unit: microseconds, bytes or processes.
+    /// How much was used when it ended, in the limit's unit: microseconds, bytes or processes; or
+    /// [`Exceeded::UNMEASURABLE`].
     pub used: u64,
     /// The limit.
     pub limit: u64,
+}
+
+impl Exceeded {
+    /// Used as much as cannot be told, which is over any limit.
+    pub const UNMEASURABLE: u64 = u64::MAX;
 }
 
 /// How one limit is held.
@@ -471,8 +477,9 @@ impl Enforcer {
         let measured = state.usage.write_bytes;
         state.usage = Usage { write_bytes: measured, ..usage };
         let Some(layer) = &self.layer else { return };
-        state.usage.write_bytes = layer.held().bytes;
-        let used = state.usage.write_bytes;
+        let held = layer.held();
+        state.usage.write_bytes = held.bytes;
+        let used = if held.too_deep { Exceeded::UNMEASURABLE } else { held.bytes };
         if let (None, Some(limit)) = (state.exceeded, self.limits.write_bytes.value()) {
             if used > limit {
                 state.exceeded = Some(Exceeded { kind: OutcomeType::WriteExceeded, used, limit });
@@ -727,11 +734,8 @@ impl Watcher {
                 let held = layer.held();
                 self.layer_due = Instant::now() + LAYER_INTERVAL_MIN.max(begun.elapsed() * MEASURING_SHARE);
                 state.usage.write_bytes = held.bytes;
-                let used = if held.too_deep { u64::MAX } else { held.bytes };
+                let used = if held.too_deep { Exceeded::UNMEASURABLE } else { held.bytes };
                 found = found.or(over(OutcomeType::WriteExceeded, used, limit));
-                if held.too_deep {
-                    note(state, "the run's layer is nested too deeply to be measured".to_owned());
-                }
                 if held.hidden > 0 {
                     note(state, "directories that the program made unreadable were not measured".to_owned());
                 }

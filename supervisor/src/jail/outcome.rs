@@ -151,6 +151,13 @@ fn by_kernel(ended: Ended, memory_kill: Option<Exceeded>, backstops: &Backstops)
 }
 
 fn by_limit(exceeded: &Exceeded) -> Outcome {
+    if exceeded.used == Exceeded::UNMEASURABLE {
+        let detail = format!(
+            "directories are nested more than {} deep, where what was written cannot be measured",
+            super::watch::DEPTH_MAX
+        );
+        return Outcome { limit: Some(exceeded.limit), detail: Some(detail), ..empty(exceeded.kind) };
+    }
     Outcome { limit: Some(exceeded.limit), used: Some(exceeded.used), ..empty(exceeded.kind) }
 }
 
@@ -224,6 +231,9 @@ pub fn summary(outcome: &Outcome) -> String {
         }
         OutcomeType::PidsExceeded => {
             over("process", &format!("{limit} processes and threads"), &used.to_string(), "--pids")
+        }
+        OutcomeType::WriteExceeded if outcome.used.is_none() => {
+            format!("ended, because the write limit of {} could not be held: {detail}", bytes(limit))
         }
         OutcomeType::WriteExceeded => over("write", &bytes(limit), &bytes(used), "--write-bytes"),
         OutcomeType::OutputExceeded => over("output", &bytes(limit), &bytes(used), "`--output-bytes`"),

@@ -5,7 +5,7 @@
 //! its line, because an option that is silently ignored is a hole.
 
 use super::spec::{Bind, Presence, ViewStep};
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 use tollgate_shim::protocol::Access;
 
 /// The profile of an ordinary run.
@@ -79,27 +79,27 @@ pub fn parse(text: &str, variables: &Variables) -> Result<Vec<ViewStep>, Profile
         }
         let mut words = line.split_whitespace();
         while let Some(option) = words.next() {
-            let mut argument = |what: &str| -> Result<String, ProfileError> {
+            let mut argument = |what: &str| -> Result<OsString, ProfileError> {
                 let word = words.next().ok_or_else(|| wrong(format!("`{option}` wants {what}")))?;
                 substitute(word, variables).map_err(&wrong)
             };
-            let path = |text: String| -> Result<PathBuf, ProfileError> {
-                let path = PathBuf::from(&text);
+            let path = |text: OsString| -> Result<PathBuf, ProfileError> {
+                let path = PathBuf::from(text);
                 match path.is_absolute() {
                     true => Ok(path),
-                    false => Err(wrong(format!("`{text}` must be an absolute path"))),
+                    false => Err(wrong(format!("`{}` must be an absolute path", path.display()))),
                 }
             };
             match option {
                 "--unshare-all" => unshares_all = true,
                 "--perms" => {
-                    let word = argument("an octal mode")?;
+                    let word = argument("an octal mode")?.to_string_lossy().into_owned();
                     let mode = u32::from_str_radix(&word, 8).ok().filter(|mode| *mode <= 0o7777);
                     perms = Some(mode.ok_or_else(|| wrong(format!("`{word}` is not an octal mode")))?);
                     continue;
                 }
                 "--size" => {
-                    let word = argument("a number of bytes")?;
+                    let word = argument("a number of bytes")?.to_string_lossy().into_owned();
                     let bytes = word.parse().ok().filter(|bytes| *bytes > 0);
                     size = Some(bytes.ok_or_else(|| wrong(format!("`{word}` is not a number of bytes above 0")))?);
                     continue;
@@ -142,20 +142,18 @@ pub fn parse(text: &str, variables: &Variables) -> Result<Vec<ViewStep>, Profile
     }
 }
 
-fn substitute(word: &str, variables: &Variables) -> Result<String, String> {
+fn substitute(word: &str, variables: &Variables) -> Result<OsString, String> {
     let Some(name) = word.strip_prefix("${").and_then(|rest| rest.strip_suffix('}')) else {
         return match word.contains("${") {
             true => Err(format!("`{word}`: a variable must be a word of its own")),
-            false => Ok(word.to_owned()),
+            false => Ok(word.into()),
         };
     };
-    let text =
-        |path: &PathBuf| path.to_str().map(str::to_owned).ok_or_else(|| format!("`{}` is not UTF-8", path.display()));
     match name {
-        "workspace" => text(&variables.workspace),
-        "home" => text(&variables.home),
-        "size:tmp" => Ok(variables.tmp_bytes.to_string()),
-        "size:home" => Ok(variables.home_bytes.to_string()),
+        "workspace" => Ok(variables.workspace.clone().into()),
+        "home" => Ok(variables.home.clone().into()),
+        "size:tmp" => Ok(variables.tmp_bytes.to_string().into()),
+        "size:home" => Ok(variables.home_bytes.to_string().into()),
         unknown => Err(format!("there is no variable `{unknown}`; known are workspace, home, size:tmp and size:home")),
     }
 }

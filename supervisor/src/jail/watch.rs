@@ -6,24 +6,29 @@
 use nix::{
     dir::Dir,
     errno::Errno,
-    fcntl::{AtFlags, OFlag},
+    fcntl::{openat2, AtFlags, OFlag, OpenHow, ResolveFlag},
     sys::stat::{fstat, fstatat, FileStat, Mode},
     unistd::Pid,
 };
 use std::{
     collections::{HashMap, HashSet},
-    ffi::CString,
+    ffi::{CString, OsString},
     fs,
-    os::fd::AsFd,
-    path::Path,
+    os::{fd::AsFd, unix::ffi::OsStringExt},
+    path::{Path, PathBuf},
 };
 
 /// From this share of the limit on, in percent, memory is measured exactly instead of by the cheap upper bound.
 const EXACT_FROM_PERCENT: u64 = 75;
 
-/// How deeply directories may be nested in a run's layer: each level holds a descriptor open while it is measured.
-/// Real trees stay under 64; a deeper one is taken for an attempt to hide.
-const DEPTH_MAX: usize = 200;
+/// How deeply directories may be nested in a run's layer. Real trees stay under 64; a deeper one than this is taken for
+/// an attempt to hide.
+pub const DEPTH_MAX: usize = 3_200;
+
+/// Every so many levels a descriptor is held open while a layer is measured, and what lies between is found by its path
+/// from there: so many names of 255 bytes fit a path (PATH_MAX, limits.h), and a tree of the greatest depth takes a
+/// fifth of the descriptors that a process usually has.
+const ANCHOR_EVERY: usize = 15;
 
 /// One look at a process tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -228,18 +233,28 @@ pub fn held_by(layer: &Path) -> Held {
     if let Ok(stat) = fstat(top.as_fd()) {
         held.bytes = allocated(&stat);
     }
-    // Each level is a directory that is open, and the names of those below it that are still to be measured.
-    let mut levels = vec![read_level(top, &mut held, &mut linked)];
-    while let Some((directory, below)) = levels.last_mut() {
-        let Some(name) = below.pop() else {
+    let how = OpenHow::new().flags(flags).resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    let (top, below) = read_level(top, &mut held, &mut linked);
+    let mut anchors = vec![top];
+    let mut levels = vec![Level { name: OsString::new(), below }];
+    while let Some(level) = levels.last_mut() {
+        let Some(name) = level.below.pop() else {
             levels.pop();
+            anchors.truncate(levels.len().div_ceil(ANCHOR_EVERY));
             continue;
         };
-        match Dir::openat(directory.as_fd(), name.as_c_str(), flags, Mode::empty()) {
+        let Some(anchor) = anchors.last() else { return held };
+        let between = levels.iter().skip((anchors.len() - 1) * ANCHOR_EVERY + 1).map(|level| &level.name);
+        let path: PathBuf = between.chain([&name]).collect();
+        let opened = openat2(anchor.as_fd(), &path, how).and_then(Dir::from_fd);
+        match opened {
             Ok(_) if levels.len() >= DEPTH_MAX => held.too_deep = true,
             Ok(opened) => {
-                let level = read_level(opened, &mut held, &mut linked);
-                levels.push(level);
+                let (directory, below) = read_level(opened, &mut held, &mut linked);
+                if levels.len().is_multiple_of(ANCHOR_EVERY) {
+                    anchors.push(directory);
+                }
+                levels.push(Level { name, below });
             }
             Err(Errno::EACCES | Errno::EPERM) => held.hidden += 1,
             // Gone, or no longer a directory.
@@ -249,8 +264,15 @@ pub fn held_by(layer: &Path) -> Held {
     held
 }
 
+/// A directory that is being measured.
+struct Level {
+    name: OsString,
+    /// The directories in it that are still to be measured.
+    below: Vec<OsString>,
+}
+
 /// Counts what lies directly in a directory, and names the directories in it.
-fn read_level(mut directory: Dir, held: &mut Held, linked: &mut HashSet<(u64, u64)>) -> (Dir, Vec<CString>) {
+fn read_level(mut directory: Dir, held: &mut Held, linked: &mut HashSet<(u64, u64)>) -> (Dir, Vec<OsString>) {
     let names: Vec<CString> = directory
         .iter()
         // A directory that changes while it is read may end early; the next measurement sees the rest.
@@ -267,7 +289,7 @@ fn read_level(mut directory: Dir, held: &mut Held, linked: &mut HashSet<(u64, u6
         }
         held.bytes = held.bytes.saturating_add(allocated(&stat));
         if is_directory {
-            below.push(name);
+            below.push(OsString::from_vec(name.into_bytes()));
         }
     }
     (directory, below)
@@ -376,8 +398,43 @@ mod tests {
     #[test]
     fn nesting_beyond_any_real_tree_is_reported() {
         let layer = tempfile::tempdir().expect("a folder");
-        fs::create_dir_all(layer.path().join(vec!["d"; DEPTH_MAX + 5].join("/"))).expect("made");
+        nest(layer.path(), DEPTH_MAX + 5);
         assert!(held_by(layer.path()).too_deep);
+        remove(layer);
+    }
+
+    #[test]
+    fn what_lies_deep_is_measured_and_what_lies_beside_it_once() {
+        let layer = tempfile::tempdir().expect("a folder");
+        for depth in [1, ANCHOR_EVERY - 1, ANCHOR_EVERY, 2 * ANCHOR_EVERY + 1, 300] {
+            let one = layer.path().join(format!("of-{depth}"));
+            fs::create_dir(&one).expect("made");
+            nest(&one, depth);
+            let deepest = one.join(vec!["d"; depth].join("/"));
+            fs::write(deepest.join("file"), vec![1; 1 << 20]).expect("written");
+            fs::create_dir(deepest.join("more")).expect("made");
+            fs::write(one.join("d/beside"), vec![1; 1 << 20]).expect("written");
+        }
+        let held = held_by(layer.path());
+        assert!(!held.too_deep && held.hidden == 0);
+        let files = 10 << 20;
+        assert!((files..files + (4 << 20)).contains(&held.bytes), "{held:?}");
+    }
+
+    /// Makes so many directories, each in the one before; their path may be longer than any call takes.
+    fn nest(top: &Path, depth: usize) {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let mut here = nix::fcntl::open(top, flags, Mode::empty()).expect("opened");
+        for _ in 0..depth {
+            nix::sys::stat::mkdirat(&here, "d", Mode::S_IRWXU).expect("made");
+            here = nix::fcntl::openat(&here, "d", flags, Mode::empty()).expect("opened");
+        }
+    }
+
+    /// The standard library would hold every level open.
+    fn remove(layer: tempfile::TempDir) {
+        let removed = Command::new("rm").arg("-rf").arg(layer.keep()).status();
+        assert!(removed.expect("coreutils has `rm`").success());
     }
 
     #[test]

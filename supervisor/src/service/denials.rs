@@ -8,6 +8,10 @@ use crate::{
     chain::Answer,
     effect::{self, jail, Door, Effect, Kind, Request, Resource, RoomId, Subject},
     jail::seccomp::syscall_name,
+    policy::{
+        search::{self, PolicyRef, SearchPath},
+        Commands, Policy,
+    },
 };
 use std::{
     ffi::OsStr,
@@ -74,12 +78,28 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
             );
             return Some((kind, Resource::Workspace { path }, answer));
         }
+        if denied.errno == libc::EOVERFLOW {
+            let answer = Answer::refused(
+                "view",
+                format!(
+                    "`{shown}` was not changed: it, or the folder that it is in, belongs to another user or to a group \
+                     that the run does not have, and an overlay cannot copy that (EOVERFLOW)"
+                ),
+                "work on a copy with `--mirror`, or give it your own group with chgrp(1)",
+            );
+            return Some((kind, Resource::Workspace { path }, answer));
+        }
         let answer = Answer::refused(
             "view",
             format!("`{shown}` was not changed: the workspace is read-only for this run"),
             "leave out `--read-only`, or choose a policy whose workspace is read-write",
         );
         return context.read_only.then_some((kind, Resource::Workspace { path }, answer));
+    }
+    // No run has a /sys, as some machines have none. Runtimes look there for processors and the like, do without, and
+    // there is no flag that would show it: not a refusal that anybody can act on.
+    if object.starts_with("/sys") && matches!(denied.access, Wanted::Read) {
+        return None;
     }
     let resource = Resource::Host { path: shown.clone() };
     if let Some(common) = context.shared_git.as_ref().filter(|common| object.starts_with(common)) {
@@ -116,9 +136,6 @@ fn path(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Reso
         Wanted::Read | Wanted::Connect | Wanted::Syscall => (on_host(object), "read"),
     };
     let hint = match denied.access {
-        Wanted::Read | Wanted::Execute if object.starts_with("/sys") => {
-            "no part of /sys is shown to a run; most programs do without".to_owned()
-        }
         Wanted::Read | Wanted::Execute => format!("show it, read-only, with `--view {}`", spelled(view_for(object))),
         _ => "write below the workspace, $HOME or /tmp; a folder elsewhere can only be shown read-only".to_owned(),
     };
@@ -134,10 +151,21 @@ pub fn view_for(path: &Path) -> &Path {
         return path;
     }
     match parent.file_name().map(OsStr::as_bytes) {
-        Some(b"bin" | b"sbin" | b"lib" | b"shims") => parent.parent().unwrap_or(parent),
+        // An installation; but a folder of a home that also holds a user's keys and settings is none.
+        Some(b"bin" | b"sbin" | b"lib" | b"shims") if !parent.parent().is_some_and(holds_more) => {
+            parent.parent().unwrap_or(parent)
+        }
         _ if path.is_dir() => path,
         _ => parent,
     }
+}
+
+/// Whether a folder with programs in its `bin` has more in it than an installation: a home, or one of the folders of a
+/// home in which settings, credentials and the data of all kinds of programs lie.
+fn holds_more(folder: &Path) -> bool {
+    let own = folder.file_name().is_some_and(|name| name == ".local" || name == ".cargo");
+    let of_home = folder.parent() == Some(Path::new("/home")) || folder == Path::new("/root");
+    own || of_home || [".ssh", ".config", ".profile", ".bashrc"].iter().any(|name| folder.join(name).exists())
 }
 
 /// The file that a command's first word means on the host, looked up as a shell would.
@@ -172,6 +200,36 @@ pub fn views_for_program(program: &Path) -> Vec<PathBuf> {
         }
     }
     views
+}
+
+/// A built-in policy that is made for this program and shows it, with what to start instead of the bare name where only
+/// that leads to it.
+pub fn policy_for_program(found: &Path, home: Option<&Path>) -> Option<(&'static str, Option<PathBuf>)> {
+    let search = SearchPath { folders: Vec::new(), home: home.map(Path::to_owned) };
+    let real = version_behind(found).or_else(|| found.canonicalize().ok());
+    search::BUILTIN.iter().find_map(|(name, _)| {
+        let policy = Policy::load(&PolicyRef::Builtin((*name).to_owned()), &search).ok()?;
+        let shows = |path: &Path| {
+            let named =
+                matches!(policy.jail.commands, Commands::List(_)) && policy.jail.commands.admit(path.as_os_str());
+            named && policy.jail.views.iter().any(|view| path.starts_with(&view.path))
+        };
+        match real.as_deref() {
+            _ if shows(found) => Some((*name, None)),
+            Some(real) if shows(real) => Some((*name, Some(real.to_owned()))),
+            Some(_) | None => None,
+        }
+    })
+}
+
+/// The program that pyenv's stand-in would start: the one of its global version.
+fn version_behind(stand_in: &Path) -> Option<PathBuf> {
+    let shims = stand_in.parent().filter(|parent| parent.file_name().is_some_and(|name| name == "shims"))?;
+    let root = shims.parent()?;
+    let text = std::fs::read_to_string(root.join("version")).ok()?;
+    let version = text.split_whitespace().next().filter(|version| !version.contains('/') && *version != "..")?;
+    let path = root.join("versions").join(version).join("bin").join(stand_in.file_name()?);
+    path.is_file().then_some(path)
 }
 
 fn connect(object: &Path) -> Option<(Kind, Resource, Answer)> {
@@ -240,6 +298,13 @@ mod tests {
     }
 
     #[test]
+    fn a_look_at_the_machine_that_no_run_is_shown_is_no_refusal_and_a_change_of_it_is() {
+        let there = "/sys/kernel";
+        assert!(judge(&denied(Wanted::Read, there, libc::ENOENT), &context(false)).is_none());
+        assert!(judge(&denied(Wanted::Delete, there, libc::ENOENT), &context(false)).is_some());
+    }
+
+    #[test]
     fn a_hidden_file_is_a_refusal_with_the_flag_to_add() {
         let (effect, answer) = judge(&denied(Wanted::Read, "/etc/passwd", libc::ENOENT), &context(false)).unwrap();
         assert_eq!(effect.resource, Resource::Host { path: "/etc/passwd".into() });
@@ -264,5 +329,9 @@ mod tests {
     fn the_view_for_a_program_is_its_installation() {
         assert_eq!(view_for(Path::new("/opt/tool/bin/tool")), Path::new("/opt/tool"));
         assert_eq!(view_for(Path::new("/srv/data/x.csv")), Path::new("/srv/data"));
+        assert_eq!(view_for(Path::new("/home/u/.pyenv/shims/python")), Path::new("/home/u/.pyenv"));
+        for kept in ["/home/u/.local/bin", "/home/u/.cargo/bin", "/home/u/bin", "/root/bin"] {
+            assert_eq!(view_for(&Path::new(kept).join("tool")), Path::new(kept));
+        }
     }
 }

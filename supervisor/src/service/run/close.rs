@@ -70,7 +70,7 @@ impl Run<'_> {
             let refusal = Refusal {
                 kind: Kind::FsWrite,
                 object: denials::spelled(&held.path),
-                by: "admission".to_owned(),
+                by: held.decided_by.clone(),
                 reason: held.reason.clone(),
                 hint: held.hint.clone(),
             };

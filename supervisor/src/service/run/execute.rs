@@ -475,12 +475,25 @@ impl Run<'_> {
         if needs.is_empty() {
             return;
         }
+        let home = self.request.environment.iter().find(|(name, _)| name == "HOME");
+        let home = home.map(|(_, value)| Path::new(value)).filter(|home| home.is_absolute());
+        let ready = denials::policy_for_program(&found, home).filter(|(name, _)| *name != self.request.policy.name);
+        let hint = match ready {
+            Some((policy, None)) => {
+                format!("the policy `{policy}` is made for it and shows what it needs: `--policy {policy}`")
+            }
+            Some((policy, Some(real))) => format!(
+                "the policy `{policy}` shows it under its own name: `--policy {policy}`, and start {}",
+                denials::spelled(&real)
+            ),
+            None => format!("show it, read-only, with `{}`", needs.join(" ")),
+        };
         let refusal = Refusal {
             kind: Kind::ProcessExec,
             object: denials::spelled(&found),
             by: "view".to_owned(),
             reason: "the program, or what interprets it, is outside what the run's view shows".to_owned(),
-            hint: format!("show it, read-only, with `{}`", needs.join(" ")),
+            hint,
         };
         if !self.refusals.iter().any(|known| known.object == refusal.object) {
             self.refusals.insert(0, refusal);
