@@ -413,3 +413,56 @@ fn a_live_run_shows_what_it_has_used_outside_and_inside() {
         }
     });
 }
+
+/// Many small changes, so that there is time to interrupt them.
+const CHANGES: usize = 2_000;
+
+/// Waits until the newest run applies; none if that was over before it was seen.
+fn applying(world: &World) -> Option<String> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let run = world.tollgate(["ps", "--all", "--limit", "1", "--json"]).finish().json_lines().pop();
+        match run.as_ref().and_then(|run| Some((run["state"].as_str()?, run["id"].as_str()?))) {
+            Some(("applying", id)) => return Some(id.to_owned()),
+            Some(("ended", _)) => return None,
+            _ => assert!(Instant::now() < deadline, "the run never began to apply"),
+        }
+    }
+}
+
+#[test]
+fn a_signal_while_changes_are_applied_waits_for_the_batch_and_decides_the_status() {
+    every_identity(|world| {
+        let script = format!("mkdir made; for n in $(seq {CHANGES}); do echo x > made/$n; done");
+        let mut run = world.run_script(&script).start();
+        let id = applying(world).expect("so many changes take time");
+        run.signal(Signal::SIGINT);
+        std::thread::sleep(Duration::from_millis(50));
+        if run.is_running() {
+            run.signal(Signal::SIGTERM);
+        }
+        let run = run.wait().expect_status(130);
+        assert!(run.err().contains("all or none") && run.err().contains("SIGINT came"), "{run}");
+        assert_eq!(fs::read_dir(world.workspace.join("made")).expect("applied").count(), CHANGES);
+        let record = world.last_run();
+        assert_eq!((&record["changes"], &record["outcome"]["type"]), (&"applied".into(), &"exited".into()), "{id}");
+    });
+}
+
+#[test]
+fn a_signal_to_an_apply_waits_for_its_batch() {
+    every_identity(|world| {
+        let script = format!("mkdir made; for n in $(seq {CHANGES}); do echo x > made/$n; done");
+        world.run(["--no-apply", "--", "sh", "-c", &script]).finish().expect_status(0);
+        let id = world.last_run()["id"].as_str().expect("an id").to_owned();
+        let apply = world.tollgate(["apply", &id]).start();
+        wait_until("the apply has taken the run", Duration::from_secs(60), || {
+            world.tollgate(["inspect", &id, "--json"]).finish().json_lines()[0]["state"] == "applying"
+        });
+        apply.signal(Signal::SIGTERM);
+        let apply = apply.wait().expect_status(143);
+        assert!(apply.err().contains(&format!("applied {}", CHANGES + 1)), "{apply}");
+        assert_eq!(fs::read_dir(world.workspace.join("made")).expect("applied").count(), CHANGES);
+        assert_eq!(world.last_run()["changes"], "applied");
+    });
+}

@@ -19,10 +19,14 @@ use crate::{
         place::{OpenPlace, Place, PlaceError},
         tree,
     },
-    service::plan::{Plan, Whole},
+    service::{
+        meanwhile::{self, Deferred, Notice, PATIENCE},
+        plan::{Plan, Whole},
+        run::take_signals,
+    },
 };
 use rustix::fs::FlockOperation;
-use std::{io::Write, path::Path, process::ExitCode};
+use std::{io::Write, path::Path, process::ExitCode, sync::Arc};
 
 /// `tollgate diff`.
 pub fn diff(args: &diff::Diff, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
@@ -39,6 +43,8 @@ pub fn apply(
     out: &mut dyn Write,
     talk: &mut dyn Write,
 ) -> Result<ExitCode, Failure> {
+    // Before any thread exists: the ledger's writer is one.
+    let deferred = defer_signals()?;
     let (ledger, record, place) = open(state, &args.run)?;
     over(&record)?;
     let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
@@ -59,7 +65,9 @@ pub fn apply(
     }
     let args = apply::Apply { run: record.id.0.clone(), ..args.clone() };
     let report = while_applying(&ledger, &record.id, || {
-        let applied = standing::block_on(apply::apply(&args, &place, &chain, subject, None, out, talk))?;
+        let work = apply::apply(&args, &place, &chain, subject, None, out, talk);
+        let what = format!("the changes of run {} are being applied", record.id);
+        let applied = meanwhile::patiently(PATIENCE, NOTICE, &what, || standing::block_on(work))?;
         let report = applied.map_err(|error| failure(&error))?;
         let state = match report.state {
             // Some of what was applied before may be undone.
@@ -68,6 +76,9 @@ pub fn apply(
         };
         Ok((state, report))
     })?;
+    if let Some(signal) = deferred.first() {
+        return Ok(ExitCode::from(128 + signal as u8));
+    }
     match report.failure.is_some() || !report.held.is_empty() {
         true => Ok(ExitCode::from(outcome::ExitCode::NotDone.number())),
         false => Ok(ExitCode::SUCCESS),
@@ -77,6 +88,7 @@ pub fn apply(
 /// `tollgate undo`: an operator's own deed on their own files, which no policy of a run binds; receipts are written all
 /// the same.
 pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn Write) -> Result<ExitCode, Failure> {
+    let deferred = defer_signals()?;
     let (ledger, record, place) = open(state, &args.run)?;
     over(&record)?;
     let subject = Subject { uid: nix::unistd::geteuid().as_raw(), run: None, agent: None };
@@ -87,7 +99,9 @@ pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn
     let args = undo::Undo { run: record.id.0.clone(), ..args.clone() };
     let after_seq = record.effects.count;
     let work = || {
-        let undone = standing::block_on(undo::undo(&args, &place, &chain, subject, None, after_seq, out, talk))?;
+        let undoing = undo::undo(&args, &place, &chain, subject, None, after_seq, out, talk);
+        let what = format!("the changes of run {} are being taken back", record.id);
+        let undone = meanwhile::patiently(PATIENCE, NOTICE, &what, || standing::block_on(undoing))?;
         undone.map_err(|error| failure(&error))
     };
     let report = match args.dry_run {
@@ -97,6 +111,9 @@ pub fn undo(args: &undo::Undo, state: &Path, out: &mut dyn Write, talk: &mut dyn
             Ok((place.standing().map_err(|error| failure(&error))?, report))
         })?,
     };
+    if let Some(signal) = deferred.first() {
+        return Ok(ExitCode::from(128 + signal as u8));
+    }
     if report.failure.is_some() {
         return Ok(ExitCode::from(outcome::ExitCode::NotDone.number()));
     }
@@ -148,6 +165,14 @@ pub fn discard(
     })?;
     discard::say(&args, standing, &said, out, talk).map_err(|error| failure(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+const NOTICE: Notice = |text| eprintln!("tollgate: {text}");
+
+/// From here on a signal waits for the end of what is being applied.
+fn defer_signals() -> Result<Arc<Deferred>, Failure> {
+    let deferred = take_signals().and_then(|()| meanwhile::defer_signals(NOTICE));
+    deferred.map_err(|cause| Failure::new("cannot take signals", "").because(&cause))
 }
 
 /// Deals with the changes of a run that is over, as its supervisor for that time: killed in the middle, the next

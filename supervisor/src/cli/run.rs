@@ -312,6 +312,7 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
         preflight: args.preflight.then(Arc::default),
         resumes: None,
         recipe: None,
+        notice: if args.quiet { |_| {} } else { say },
     };
     keep_to_plan(&mut request, ledger, args.plan.as_deref())?;
     Ok((request, streams))
@@ -343,6 +344,11 @@ fn overrides(args: &Args) -> Overrides {
         }
     }
     overrides
+}
+
+/// Tells the caller something while a run goes on.
+fn say(text: &str) {
+    eprintln!("tollgate: {}", escape(text));
 }
 
 /// The layers that a test asks to leave out. Anything but a test build refuses to run at all when asked.
@@ -383,6 +389,9 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
         line.push_str(&format!("; {} refused (`tollgate receipts {} --denied`)", record.effects.refused, record.id));
     }
     writeln!(talk, "{line}")?;
+    if let Some(signal) = report.signal {
+        writeln!(talk, "  note: {signal} came when the program was over; its changes were not interrupted")?;
+    }
     for conflict in &report.changes.conflicts {
         writeln!(talk, "  conflict: {} {}", escape(&conflict.path.to_string_lossy()), escape(&conflict.reason))?;
     }

@@ -11,7 +11,10 @@ use crate::{
         record::{OutcomeType, RunRecord, RunState},
         Ledger,
     },
-    service::recovery::{self, What},
+    service::{
+        block::block_on_io,
+        recovery::{self, What},
+    },
 };
 use std::{future::Future, path::Path};
 
@@ -22,9 +25,7 @@ pub use recovery::process_started;
 /// # Errors
 /// When the machine gives no event loop.
 pub fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|cause| Failure::new("cannot set up an event loop", "").because(&cause))?;
-    Ok(runtime.block_on(work))
+    block_on_io(work).map_err(|cause| Failure::new("cannot set up an event loop", "").because(&cause))
 }
 
 /// The run as it really stands: a live one without a supervisor is recovered, and the ledger is told.

@@ -2,10 +2,12 @@
 //!
 //! `tollgate run` uses it in process; a host service uses the same behind a socket.
 
+pub mod block;
 pub mod caller;
 pub mod denials;
 pub mod files;
 pub mod insight;
+pub mod meanwhile;
 pub mod plan;
 pub mod prune;
 pub mod recovery;

@@ -5,6 +5,7 @@
 //! the runs that are not over, so the cost is theirs, and nothing when there are none. Nothing is ever applied here
 //! that was not committed, and no pending change is thrown away.
 
+use super::block::block_on_io;
 use crate::{
     chain::Decision,
     doors::{
@@ -175,8 +176,8 @@ pub fn supervised(record: &RunRecord, run_dir: &Path) -> bool {
     if process_started(record.supervisor_pid) == Some(record.supervisor_started) {
         return true;
     }
-    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return true };
-    match runtime.block_on(control::ask(run_dir, "/v1/run", None)) {
+    let Ok(answer) = block_on_io(control::ask(run_dir, "/v1/run", None)) else { return true };
+    match answer {
         Err(ClientError::Unreachable(cause)) => {
             !matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
         }
@@ -289,13 +290,13 @@ const LATE: &str = "applied by a batch that its supervisor did not live to recor
 
 /// Whether a run's layer goes with the rest.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Layer {
+pub(super) enum Layer {
     Kept,
     Removed,
 }
 
 /// Removes what a run that is over needs no more. Logs and before-images stay.
-fn remove_leftovers(folder: &OwnedFd, layer: Layer) -> io::Result<()> {
+pub(super) fn remove_leftovers(folder: &OwnedFd, layer: Layer) -> io::Result<()> {
     let mut names = vec![control::SOCKET, "door", "contents"];
     match layer {
         Layer::Removed => names.push("layer"),

@@ -1,5 +1,11 @@
 //! After the program: its changes applied, its record closed, its folder tidied.
-use super::super::{denials, plan::Plan};
+use super::super::{
+    block::block_on,
+    denials,
+    meanwhile::{self, PATIENCE},
+    plan::Plan,
+    recovery::Layer,
+};
 use crate::{
     chain::{preflight::Preflight, Answer, Chain},
     crash::{self, Point},
@@ -41,9 +47,11 @@ impl Run<'_> {
             crash::reach(Point::ApplyingMarked);
             let cut_short =
                 matches!(facts, Facts::Ended { exceeded: Some(_), .. } | Facts::Ended { killed: Some(_), .. });
+            let when = if cut_short { Apply::OnRequest } else { self.request.apply };
+            let what = "its program is over; its changes are being applied";
             let applied = match &self.request.preflight {
                 Some(preflight) => self.planned(chain, preflight),
-                None => self.apply(chain, if cut_short { Apply::OnRequest } else { self.request.apply }),
+                None => meanwhile::patiently(PATIENCE, self.request.notice, what, || self.apply(chain, when)),
             };
             match applied {
                 Ok(report) => changes = report,
@@ -92,9 +100,12 @@ impl Run<'_> {
         });
         let record = self.ledger.end_run(&record, last)?;
         crash::reach(Point::RunEnded);
-        let keep_layer = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
-        self.folder.tidy(keep_layer);
-        Ok(RunReport { record, exit_status, notes, refusals: self.refusals, changes })
+        let kept = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
+        self.folder.tidy(if kept { Layer::Kept } else { Layer::Removed });
+        let signal = self.deferred.first();
+        // As if it had come a moment later, when nobody would have kept it.
+        let exit_status = signal.map_or(exit_status, |signal| 128 + signal as u8);
+        Ok(RunReport { record, exit_status, signal, notes, refusals: self.refusals, changes })
     }
 
     /// What the run changed, through the chain and into the folder; or kept for later.
@@ -176,11 +187,6 @@ pub(super) fn nothing_changed() -> CommitReport {
         state: ChangesState::None,
         failure: None,
     }
-}
-
-pub(super) fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime without any driver");
-    runtime.block_on(future)
 }
 
 pub(super) fn own(what: &'static str) -> impl Fn(io::Error) -> RunError {

@@ -1,5 +1,5 @@
 //! From the plan to the end of the program and its jail.
-use super::super::{denials, files::LateFiles};
+use super::super::{block::block_on, denials, files::LateFiles, meanwhile::Deferred};
 use crate::{
     chain::{
         admission::Admission,
@@ -45,7 +45,7 @@ use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
 
 use super::{
     answering::Handlers,
-    close::{block_on, own},
+    close::own,
     elements::elements,
     folder::Folder,
     handled,
@@ -79,6 +79,8 @@ pub(super) struct Run<'a> {
     pub(super) copied: Option<String>,
     /// What the workspace leads to, if it is a linked git worktree.
     pub(super) linked: Option<Linked>,
+    /// Signals that come when the program is over.
+    pub(super) deferred: Arc<Deferred>,
 }
 
 /// A jail while it stands, with what serves it.
@@ -186,7 +188,7 @@ impl Run<'_> {
         }
         drop(pipes.far);
         listen(&shim, events.clone(), doors.questions.clone()).map_err(own("a thread"))?;
-        pass_signals_on(events.clone()).map_err(own("a thread"))?;
+        pass_signals_on(events.clone(), self.deferred.clone()).map_err(own("a thread"))?;
 
         let meter = OutputMeter::new(limits.output_bytes.value());
         let [input, output, error] = streams.streams;
@@ -230,6 +232,11 @@ impl Run<'_> {
         let exceeded = self.exceeded(&enforcer, &progress, &meter);
         progress.finish(exceeded.is_some() || progress.killed.is_some());
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        for event in happened.try_iter() {
+            if let Event::Signal(signal) = event {
+                self.deferred.keep(signal);
+            }
+        }
         doors.close();
 
         let mut usage = enforcer.usage();
@@ -598,13 +605,14 @@ pub(super) fn listen(
     Ok(())
 }
 
-pub(super) fn pass_signals_on(events: mpsc::Sender<Event>) -> io::Result<()> {
+pub(super) fn pass_signals_on(events: mpsc::Sender<Event>, deferred: Arc<Deferred>) -> io::Result<()> {
     let signals = SignalFd::with_flags(&handled(), SfdFlags::SFD_CLOEXEC)?;
     thread::Builder::new().name("signals".to_owned()).stack_size(64 * 1024).spawn(move || {
         while let Ok(Some(info)) = signals.read_signal() {
             let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else { continue };
             if events.send(Event::Signal(signal)).is_err() {
-                return;
+                // The program is over.
+                deferred.keep(signal);
             }
         }
     })?;

@@ -1,11 +1,14 @@
 //! A run's own folder in the state directory.
 
-use super::RunRequest;
+use super::{
+    super::recovery::{self, Layer},
+    RunRequest,
+};
 use crate::{
     effect::RunId,
     jail::spec::{self, Privilege, Store},
     ledger::Ledger,
-    room::layer,
+    room::{layer, tree},
 };
 use std::{
     fs::{DirBuilder, File},
@@ -73,29 +76,10 @@ impl Folder {
     }
 
     /// Removes what a run that is over needs no more. Logs and before-images stay.
-    pub(super) fn tidy(&self, keep_layer: bool) {
-        let _ = std::fs::remove_file(self.path.join("control.sock"));
-        remove_tree(&self.path.join("door"));
-        remove_tree(&self.path.join("contents"));
-        remove_tree(&self.path.join("layer/work"));
-        if !keep_layer {
-            remove_tree(&self.path.join("layer"));
+    pub(super) fn tidy(&self, layer: Layer) {
+        let removed = tree::open_root(&self.path).and_then(|folder| recovery::remove_leftovers(&folder, layer));
+        if let Err(error) = removed {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove what the run leaves");
         }
     }
-}
-
-/// Removes a tree whatever its directories' modes: overlayfs leaves one that nobody may enter, and so may a program.
-pub(super) fn remove_tree(path: &Path) {
-    if std::fs::remove_dir_all(path).is_ok() {
-        return;
-    }
-    let mut pending = vec![path.to_owned()];
-    while let Some(directory) = pending.pop() {
-        use std::os::unix::fs::PermissionsExt;
-        let _ = std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700));
-        let Ok(entries) = std::fs::read_dir(&directory) else { continue };
-        pending
-            .extend(entries.flatten().filter(|one| one.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
-    }
-    let _ = std::fs::remove_dir_all(path);
 }

@@ -16,7 +16,11 @@ mod progress;
 pub use answering::{Answering, Mode, Receipts};
 pub use live::Live;
 
-use super::{recovery, resume::Resumption};
+use super::{
+    meanwhile::{Deferred, Notice},
+    recovery,
+    resume::Resumption,
+};
 use crate::{
     chain::preflight::Preflight,
     crash::{self, Point},
@@ -76,6 +80,8 @@ pub struct RunRequest {
     pub preflight: Option<Arc<Preflight>>,
     /// How it was asked for.
     pub recipe: Option<Recipe>,
+    /// How the caller is told what takes long.
+    pub notice: Notice,
 }
 
 /// What becomes of a run's changes when its program ends.
@@ -111,6 +117,8 @@ pub struct RunReport {
     pub record: RunRecord,
     /// The exit status to give on.
     pub exit_status: u8,
+    /// The signal that came while the changes were applied, and that the exit status says.
+    pub signal: Option<Signal>,
     /// What happened within the limits that the outcome does not show.
     pub notes: Vec<String>,
     /// What the jail or the chain refused: kind, object and what to change, in order, the first of each.
@@ -158,7 +166,7 @@ pub fn take_signals() -> io::Result<()> {
     handled().thread_block().map_err(io::Error::from)
 }
 
-fn handled() -> SigSet {
+pub(super) fn handled() -> SigSet {
     let mut set = SigSet::empty();
     for signal in PASSED_ON.into_iter().chain([Signal::SIGWINCH]) {
         set.add(signal);
@@ -191,6 +199,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     crash::reach(Point::RunRecorded);
     let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
     let since_ns = request.resumes.as_ref().and_then(|resumes| resumes.since_ns).unwrap_or_else(now_coarse_ns);
+    let deferred = Deferred::new(request.notice);
     let linked = worktree::linked(&request.workspace, request.caller.uid);
     let request = RunRequest { answering: request.answering.clone().under(&request.policy), ..request };
     let handlers = Handlers::new(&request.answering);
@@ -207,6 +216,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
         since_ns,
         copied: None,
         linked,
+        deferred,
     };
     let (facts, finished) = match run.folder.make(&run.id, &run.request) {
         Ok(()) => run.execute(streams)?,
