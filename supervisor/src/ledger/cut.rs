@@ -187,7 +187,7 @@ fn cut_some(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<u64> {
     if from == total {
         return Ok(0);
     }
-    let to = total.min(from + TOGETHER);
+    let to = total.min(from.saturating_add(TOGETHER));
     let (more_refused, more_once, head): (i64, i64, Option<[u8; 32]>) = connection
         .query_row(
             "SELECT count(*) FILTER (WHERE decision = 'refused'), count(*) FILTER (WHERE idempotency = 'once'), \
@@ -199,8 +199,8 @@ fn cut_some(batch: &mut Batch<'_>, run: &RunId, now: Timestamp) -> Result<u64> {
     let signer = batch.key();
     let mut cut = Cut {
         count: to,
-        refused: refused + more_refused as u64,
-        once: once + more_once as u64,
+        refused: refused.saturating_add(more_refused as u64),
+        once: once.saturating_add(more_once as u64),
         head: Digest(head.ok_or_else(|| kept("a receipt of it is missing; `tollgate verify` says which"))?),
         cut_at: now,
         key: signer.public(),

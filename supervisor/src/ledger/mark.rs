@@ -19,7 +19,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use std::{
     fs,
-    io::ErrorKind,
+    io::{ErrorKind, Read as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -87,7 +87,12 @@ const LENGTH: usize = 4096;
 /// The mark beside this database; none where there is none.
 pub(super) fn read(database: &Path) -> Result<Option<Mark>> {
     let path = path(database);
-    match fs::read(&path) {
+    let bytes = fs::File::open(&path).and_then(|file| {
+        let mut bytes = Vec::new();
+        file.take(LENGTH as u64 + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    });
+    match bytes {
         Ok(bytes) => parse(&path, &bytes).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(io("read", &path, source)),

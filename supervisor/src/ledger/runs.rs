@@ -135,8 +135,8 @@ impl Ledger {
         })
     }
 
-    /// Replaces a run's record, but for its `effects`. One that was sealed is sealed again, since its seal covers the
-    /// record.
+    /// Replaces a run's record, but for its `effects`. One that is over, or was sealed before, is sealed with it,
+    /// since the seal covers the record.
     ///
     /// # Errors
     ///
@@ -344,7 +344,11 @@ fn last_seal(batch: &Batch<'_>, run: &RunId) -> Result<Option<Head>> {
 
 fn update(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str, now: Timestamp) -> Result<()> {
     replace(batch, run, started, json)?;
-    if last_seal(batch, &run.id)?.is_some() {
+    // A run that is over without a seal is what a ledger with a cut end looks like.
+    if run.state == RunState::Ended {
+        super::intent::record_in_doubt(batch, &run.id)?;
+    }
+    if run.state == RunState::Ended || last_seal(batch, &run.id)?.is_some() {
         seal(batch, &run.id, now)?;
     }
     Ok(())
@@ -352,8 +356,12 @@ fn update(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str
 
 /// A stored record as a value, with whatever fields the version that wrote it knew.
 pub(super) fn value(run: &RunId, text: &str) -> Result<serde_json::Value> {
-    serde_json::from_str(text)
-        .map_err(|error| Error::Unreadable { what: format!("run {run}"), found: error.to_string() })
+    let unreadable = |found: String| Error::Unreadable { what: format!("run {run}"), found };
+    match serde_json::from_str(text) {
+        Ok(record @ serde_json::Value::Object(_)) => Ok(record),
+        Ok(other) => Err(unreadable(other.to_string())),
+        Err(error) => Err(unreadable(error.to_string())),
+    }
 }
 
 fn replace(batch: &mut Batch<'_>, run: &RunRecord, started: Timestamp, json: &str) -> Result<()> {

@@ -76,6 +76,10 @@ impl Trust {
 
     /// What is wrong with a cut, if anything.
     pub(super) fn fault_of_cut(&self, run: &RunId, cut: &Cut) -> Option<Fault> {
+        // No ledger can have written it, whoever signed it.
+        if cut.count > row::CHAIN_MAX || cut.refused > cut.count || cut.once > cut.count {
+            return Some(Fault::Unreadable);
+        }
         if !self.believes(&cut.key) {
             return Some(Fault::OtherKey);
         }

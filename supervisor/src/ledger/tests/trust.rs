@@ -510,3 +510,88 @@ fn an_exported_run_verifies_by_itself_and_shows_what_is_done_to_it() {
         assert_eq!(broken.line, line, "{way}: {broken}");
     }
 }
+
+#[test]
+fn a_run_that_is_over_is_sealed_in_the_same_step_however_it_is_told() {
+    let fixture = Fixture::new();
+    drop(fixture.ledger.intend(&fixture.run, &effect::tests::sample(Kind::RunStart), Timestamp(0)).unwrap());
+    fixture.ledger.update_run(&ended(record(&fixture.run))).unwrap();
+    let sealed = fixture.ledger.verify_run(&fixture.run).unwrap().sealed.expect("sealed");
+    assert_eq!((sealed.n, sealed.count), (1, 1), "what was in doubt has its receipt under the seal");
+}
+
+/// A run's record, a head, a cut or a number that no ledger writes is a fault or an error, never a panic.
+#[test]
+fn nothing_that_a_database_can_hold_makes_a_reader_panic() {
+    let host = hosted();
+    let run = "(SELECT n FROM runs WHERE id = 'run000000001')";
+    host.fixture.ledger.cut_some(&host.sealed[2]).unwrap();
+    for sql in [
+        format!("UPDATE runs SET record = '[]' WHERE n = {run}"),
+        format!("UPDATE runs SET record = 'x' WHERE n = {run}"),
+        format!("UPDATE chains SET count = -1 WHERE run = {run}"),
+        format!("UPDATE chains SET count = 9223372036854775807 WHERE run = {run}"),
+        "UPDATE heads SET n = 9223372036854775807 WHERE n = 3".to_owned(),
+        "UPDATE heads SET n = -5 WHERE n = 3".to_owned(),
+        "UPDATE heads SET count = -1".to_owned(),
+        "UPDATE heads SET sealed_us = -9223372036854775808".to_owned(),
+        "UPDATE cuts SET count = -1".to_owned(),
+        "UPDATE cuts SET refused = 9223372036854775807, once = -1".to_owned(),
+        "UPDATE receipts SET times = -1, bytes = -1".to_owned(),
+        "UPDATE receipts SET started_us = 9223372036854775807".to_owned(),
+    ] {
+        let (_folder, copy) = host.copy();
+        meddle(&copy, &format!("PRAGMA foreign_keys = off; {sql}"));
+        let ledger = Ledger::open_copy(&copy).unwrap();
+        let told = faults_or_error(&ledger, &host.trust());
+        assert!(told, "{sql}");
+        for run in host.sealed.iter().chain([&host.fixture.run]) {
+            let mut out = Vec::new();
+            if ledger.export(run, &mut out).is_ok() {
+                let _ = export::verify(&out[..], &host.trust());
+            }
+        }
+    }
+}
+
+/// Whether something is found wrong.
+fn faults_or_error(ledger: &Ledger, trust: &Trust) -> bool {
+    let mut found = false;
+    let told = ledger.verify_host(trust, &mut |_| {
+        found = true;
+        ControlFlow::Continue(())
+    });
+    let runs = ["run000000000", "run000000001", "run000000002", "0123456789ab"];
+    found | told.is_err() | runs.iter().any(|run| ledger.verify_run_with(&RunId((*run).into()), trust).is_err())
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_the_reader_of_exports_panic(
+        place in any::<prop::sample::Index>(),
+        bytes in prop::collection::vec(any::<u8>(), 0..24),
+        number in prop::option::of(any::<i64>()),
+    ) {
+        static EXPORT: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+        let export = EXPORT.get_or_init(|| {
+            let host = hosted();
+            host.fixture.ledger.cut_some(&host.sealed[0]).unwrap();
+            let mut out = Vec::new();
+            host.fixture.ledger.export(&host.sealed[0], &mut out).unwrap();
+            host.fixture.ledger.export(&host.sealed[1], &mut out).unwrap();
+            out
+        });
+        let (mut changed, at) = (export.clone(), place.index(export.len()));
+        changed.splice(at..(at + bytes.len()).min(export.len()), bytes);
+        let _ = export::verify(&changed[..], &Trust::default());
+        // A number in place of the one at or after this point.
+        if let Some(number) = number {
+            let mut text = String::from_utf8(export.clone()).unwrap();
+            let from = text[at..].find(|c: char| c.is_ascii_digit()).map_or(at, |more| at + more);
+            let length = text[from..].bytes().take_while(u8::is_ascii_digit).count();
+            text.replace_range(from..from + length, &number.to_string());
+            let _ = export::verify(text.as_bytes(), &Trust::default());
+        }
+        let _ = serde_json::from_slice::<Checkpoint>(&changed);
+    }
+}
