@@ -116,8 +116,11 @@ pub fn trail(record: &RunRecord, receipt: &Receipt) -> Vec<Step> {
     let chain: Vec<&str> = match (receipt.door, receipt.kind) {
         // The jail's layers refuse inside the kernel: what they refused came to no door.
         (Door::Jail, _) => return alone,
-        // The caller starts a run, not the program: the policy's admission of what a program does is not asked.
-        (Door::Control, Kind::RunStart) => vec!["receipts", "admission", "world"],
+        // The caller starts a run, not the program: of the run's chain it passes what every chain has.
+        (Door::Control, Kind::RunStart) => {
+            const EVERY: [&str; 4] = ["receipts", "admission", "authority", "world"];
+            record.chain.iter().map(String::as_str).filter(|name| EVERY.contains(name)).collect()
+        }
         // Written down by the supervisor itself: the end of a run and its being killed are never refused.
         (Door::Control, _) => return alone,
         (Door::Api | Door::Program | Door::Workspace, _) => record.chain.iter().map(String::as_str).collect(),

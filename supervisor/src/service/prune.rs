@@ -22,8 +22,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is needed to undo a run: its before-images, and where they belong.
-const UNDO: [&str; 2] = ["before", "room.json"];
+/// The folder of the before-images. Where there is none, nothing can be undone.
+const BEFORE: &str = "before";
 
 /// What to prune.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -246,8 +246,18 @@ fn give_space_back(ledger: &Ledger, done: &mut Done) -> Result<(), PruneError> {
 /// What of a run's folder goes.
 fn goes(name: &OsStr, undo: Undo) -> bool {
     match undo {
-        Undo::Kept => !UNDO.iter().any(|kept| name == *kept),
+        // Beside the images there are small files that say where they belong and what became of them.
+        Undo::Kept => name != BEFORE && name != "stage.name" && Path::new(name).extension() != Some(OsStr::new("json")),
         Undo::Removed => true,
+    }
+}
+
+/// Where there is nothing to undo, what says where it belongs is of no use.
+fn what_stays(names: &[OsString], undo: Undo) -> Undo {
+    if names.iter().any(|name| name == BEFORE) {
+        undo
+    } else {
+        Undo::Removed
     }
 }
 
@@ -262,6 +272,7 @@ fn names(folder: &Path) -> Result<Vec<OsString>, PruneError> {
 
 fn folder_bytes(folder: &Path, undo: Undo) -> Result<u64, PruneError> {
     let names = names(folder)?;
+    let undo = what_stays(&names, undo);
     Ok(names.iter().filter(|name| goes(name, undo)).map(|name| tree_bytes(&folder.join(name))).sum())
 }
 
@@ -290,8 +301,7 @@ fn remove_folder(folder: &Path, undo: Undo) -> Result<(), PruneError> {
         move |source| PruneError::Io { doing, path, source }
     };
     let handle = tree::open_root(folder).map_err(failed("open", folder))?;
-    // Where there is nothing to undo, what says where it belongs is of no use.
-    let undo = if all.iter().any(|name| name == UNDO[0]) { undo } else { Undo::Removed };
+    let undo = what_stays(&all, undo);
     for name in all.iter().filter(|name| goes(name, undo)) {
         tree::remove(handle.as_fd(), name).map_err(failed("remove", &folder.join(name)))?;
     }
