@@ -138,10 +138,11 @@ fn git(world: &World, script: &str) -> Finished {
     world.shell(&format!("set -e; {GIT}{script}")).finish().expect_status(0)
 }
 
-// A linked worktree's repository lies outside the workspace. A view of it that can be written, its hooks and settings
-// apart, does not exist yet; until then git says so, and nothing of the repository changes.
+// A linked worktree's repository lies outside the workspace and is shown read-only. A view of it that can be written, its
+// hooks and settings apart, does not exist yet; until then a commit is refused with what to do, and nothing of the
+// repository changes.
 #[test]
-fn a_linked_worktree_is_no_repository_inside_and_its_real_one_stays_untouched() {
+fn a_commit_in_a_linked_worktree_is_refused_and_its_real_repository_stays_untouched() {
     every_identity(|world| {
         git(world, "git init -q -b main r && cd r && git commit -q --allow-empty -m 0 && git worktree add -q ../wt -b t && git config user.name a && git config user.email a@b");
         let repository = Snapshot::of(&world.workspace.join("r"));
@@ -149,7 +150,7 @@ fn a_linked_worktree_is_no_repository_inside_and_its_real_one_stays_untouched() 
         let script = "echo x > f; git add f && git commit -qm 1";
         let output = world.run(["--", "sh", "-c", script]).within(&world.workspace.join("wt")).finish();
         assert_eq!(output.status, 128, "{output}");
-        assert!(output.err().contains("not a git repository"), "{output}");
+        assert!(output.err().contains("commit on the host when the run is over"), "{output}");
         repository.assert_same(&Snapshot::of(&world.workspace.join("r")));
         assert_eq!(world.read("wt/.git"), link);
         assert_eq!(world.read("wt/f"), "x\n");

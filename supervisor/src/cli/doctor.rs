@@ -113,7 +113,7 @@ fn examine(directory: &Path) -> Report {
     ];
     let mut findings: Vec<Finding> =
         NEEDED.iter().map(|(probe, consequence)| tried(*probe, Status::Missing, consequence, directory)).collect();
-    let mirror = "a run's changes are kept by copying changed files, which is slower to start in a large folder";
+    let mirror = "a run works on a copy of its workspace, which is slower to start in a large folder";
     findings.push(tried(Probe::Overlay, Status::Limited, mirror, directory));
     if nix::unistd::geteuid().is_root() {
         let consequence = "root's runs cannot show files of other users as the program's own";
