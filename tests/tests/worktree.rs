@@ -1,6 +1,9 @@
 //! A linked git worktree as a workspace: what it shares with its repository can be read, and not changed.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 use tollgate_tests::{every_identity, every_way, World};
 
 /// A repository with one commit beside the workspace, which becomes a linked worktree of it. Gives what is shared.
@@ -14,9 +17,9 @@ fn link(world: &World) -> PathBuf {
 }
 
 /// Every file below, with its content.
-fn contents(folder: &PathBuf) -> Vec<(PathBuf, Vec<u8>)> {
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
-    let mut pending = vec![folder.clone()];
+    let mut pending = vec![folder.to_owned()];
     while let Some(folder) = pending.pop() {
         for entry in fs::read_dir(&folder).expect("readable").flatten() {
             match entry.file_type().expect("readable").is_dir() {
