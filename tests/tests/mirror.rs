@@ -90,6 +90,10 @@ fn a_workspace_that_cannot_be_mapped_for_roots_run_is_copied() {
         assert_eq!((world.read("edited"), world.read("made")), ("after\n".to_owned(), "new\n".to_owned()));
         assert!(!world.workspace.join("deleted").exists());
         assert!(run.err().contains("copy of the workspace"), "{run}");
+        // What the kernel refuses of an overlay below fails the batch, and nothing else happens.
+        let run = world.run_script("rm -r folder; echo x > made").finish().expect_status(125);
+        assert!(run.err().contains("put the workspace on a volume"), "{run}");
+        assert_eq!((world.read("folder/inner"), world.read("made")), ("inner".to_owned(), "new\n".to_owned()));
     });
 }
 

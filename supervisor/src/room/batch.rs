@@ -120,7 +120,7 @@ pub enum ApplyError {
         source: io::Error,
     },
     /// A rename failed, and everything before it was undone.
-    #[error("cannot change `{path}`: {source}; everything was put back, the run's changes are kept")]
+    #[error("cannot change `{path}`: {source}{}; everything was put back, the run's changes are kept", puzzling(.source))]
     Step {
         /// The path.
         path: String,
@@ -149,6 +149,18 @@ pub enum ApplyError {
     /// Another batch holds the workspace.
     #[error("another run's changes are being applied to this workspace; try again")]
     Busy,
+}
+
+/// What a person has to know who meets an error that says nothing of its cause.
+fn puzzling(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        // overlayfs.rst, "renaming directories".
+        Some(libc::EXDEV) => {
+            " (the workspace lies on an overlay, as a container's own files do, where a folder of a layer below can be \
+             neither moved nor removed in one step; put the workspace on a volume)"
+        }
+        Some(_) | None => "",
+    }
 }
 
 fn conflict_sentence(conflicts: &[Conflict]) -> String {
