@@ -48,7 +48,7 @@ enum HeaderType {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "type", deny_unknown_fields)]
 enum End {
-    Seal { seal: Head },
+    Seal { seal: Box<Head> },
     Unsealed { receipts: u64, head: Digest },
 }
 
@@ -106,7 +106,7 @@ impl Ledger {
             line(out, &value)?;
         }
         let end = match seal {
-            Some(seal) => End::Seal { seal },
+            Some(seal) => End::Seal { seal: Box::new(seal) },
             None => End::Unsealed { receipts: count, head },
         };
         line(out, &end)?;
@@ -279,7 +279,7 @@ pub fn verify(mut reader: impl BufRead, trust: &Trust) -> std::result::Result<Ex
                     {
                         return Err(wrong(1, Wrong::Header("counts")));
                     }
-                    Sealed::By(Box::new(seal))
+                    Sealed::By(seal)
                 }
             };
             return match next()? {

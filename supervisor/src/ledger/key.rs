@@ -104,7 +104,7 @@ fn make(state: &Path, path: &Path) -> Result<()> {
     let mut seed = Zeroizing::new([0; 32]);
     getrandom::fill(&mut *seed)
         .map_err(|error| io("find random bytes for", path, std::io::Error::other(error.to_string())))?;
-    let mut text = Zeroizing::new(hex::encode(&*seed));
+    let mut text = Zeroizing::new(hex::encode(seed.as_slice()));
     text.push('\n');
     let mut name = [0; 8];
     getrandom::fill(&mut name)

@@ -93,6 +93,7 @@ pub(super) fn read(database: &Path) -> Result<Option<Mark>> {
         Ok(bytes)
     });
     match bytes {
+        Ok(bytes) if is_blank(&bytes) => Ok(None),
         Ok(bytes) => parse(&path, &bytes).map(Some),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(source) => Err(io("read", &path, source)),
@@ -122,8 +123,7 @@ pub(super) fn note(
     let mut bytes = vec![0; LENGTH];
     let length = file.read_at(&mut bytes, 0).map_err(|source| io("read", &path, source))?;
     bytes.truncate(length);
-    // A file just made, or one that a loss of power left empty.
-    let before = if bytes.iter().all(|byte| *byte == 0) { None } else { Some(parse(&path, &bytes)?) };
+    let before = if is_blank(&bytes) { None } else { Some(parse(&path, &bytes)?) };
     if let Some(before) = before {
         if let Some(wanted) = before.insists_on() {
             if !holds(wanted)? {
@@ -140,6 +140,11 @@ pub(super) fn note(
     text.push(b'\n');
     text.resize(LENGTH, b' ');
     file.write_all_at(&text, 0).map_err(|source| io("write", &path, source))
+}
+
+/// Whether the file was just made, or a loss of power left nothing in it.
+fn is_blank(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
 }
 
 fn path(database: &Path) -> PathBuf {

@@ -97,10 +97,11 @@ fn an_untouched_copy_verifies_with_the_public_key_alone_and_nothing_is_made_besi
 
 #[test]
 fn each_way_of_meddling_with_a_copy_is_found_and_located() {
-    // Each with the family, the run and the place of the first fault.
+    /// The family, the run and the place of the first fault.
+    type Told<'a> = (&'a str, Option<&'a str>, Option<u64>);
     let second = Some("run000000001");
     let at = |n: u64| format!("id = (3 << 32 | {n})");
-    let table: Vec<(&str, String, (&str, Option<&str>, Option<u64>))> = vec![
+    let table: Vec<(&str, String, Told)> = vec![
         ("edit", format!("UPDATE receipts SET reason = 'fine' WHERE {}", at(2)), ("receipts", second, Some(2))),
         ("edit the rule", format!("UPDATE receipts SET rule = 'fine' WHERE {}", at(2)), ("receipts", second, Some(2))),
         ("take the rule", format!("UPDATE receipts SET rule = NULL WHERE {}", at(2)), ("receipts", second, Some(2))),
@@ -594,4 +595,73 @@ proptest! {
         }
         let _ = serde_json::from_slice::<Checkpoint>(&changed);
     }
+}
+
+#[test]
+fn a_mark_that_a_crash_left_behind_the_ledger_is_no_fault() {
+    let host = hosted();
+    let path = host.fixture.state.join("heads.mark");
+    let behind = fs::read(&path).unwrap();
+    host.fixture.ledger.seal_run(&host.fixture.run).unwrap();
+    // Its process died between the commit and the mark; or before it could write the first one.
+    let own = Trust::of_host(&host.fixture.state).unwrap();
+    for left in [behind, Vec::new(), vec![0; 4096]] {
+        fs::write(&path, &left).unwrap();
+        assert!(faults(&host.fixture.ledger, &own).is_empty());
+    }
+    fs::remove_file(&path).unwrap();
+    let told = host.fixture.ledger.verify_host(&own, &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(told.notes.len(), 1, "that there is none is said");
+    host.fixture.ledger.append(host.fixture.read("more")).unwrap();
+    host.fixture.ledger.seal_run(&host.fixture.run).unwrap();
+    assert_eq!(mark::read(&host.fixture.state.join("ledger.db")).unwrap().unwrap().latest.n, 5);
+    assert!(faults(&host.fixture.ledger, &own).is_empty());
+}
+
+#[test]
+fn several_that_seal_at_once_and_one_that_verifies_agree_about_the_mark() {
+    let fixture = Fixture::new();
+    fixture.ledger.writable().unwrap();
+    let own = Trust::of_host(&fixture.state).unwrap();
+    std::thread::scope(|scope| {
+        let sealing: Vec<_> = (0..4)
+            .map(|thread| {
+                let state = fixture.state.clone();
+                scope.spawn(move || {
+                    // Another handle has its own connections, as another process does.
+                    let ledger = Ledger::open(&state).unwrap();
+                    for number in 0..8 {
+                        let run = RunId(format!("t{thread}r{number:09}"));
+                        ledger.insert_run(&record(&run)).unwrap();
+                        ledger.append_durable(draft(&run, "a", Decision::Allowed)).unwrap();
+                        ledger.end_run(&ended(record(&run)), Vec::new()).unwrap();
+                    }
+                })
+            })
+            .collect();
+        while sealing.iter().any(|one| !one.is_finished()) {
+            let reader = Ledger::open_read_only(&fixture.state).unwrap();
+            let found = faults(&reader, &own);
+            assert!(found.is_empty(), "{found:?}");
+            assert!(reader.glance(&own).unwrap().is_none());
+        }
+    });
+    let mark = mark::read(&fixture.state.join("ledger.db")).unwrap().unwrap();
+    assert_eq!(mark.latest.n, 32);
+    assert!(mark.durable.is_some_and(|head| head.n >= 28), "each run waited for the disk once");
+    assert!(faults(&fixture.ledger, &own).is_empty());
+}
+
+/// RC1: what a read leaves behind does not depend on what it read.
+#[test]
+fn ten_thousand_reads_take_a_bounded_number_of_bytes_each() {
+    let fixture = Fixture::new();
+    let before = fixture.ledger.footprint().unwrap().used_bytes;
+    let drafts = (0..10_000).map(|number| ruled(&fixture.run, &format!("src/module/file{number}.rs")));
+    fixture.ledger.append_many(drafts.collect()).unwrap();
+    let after = fixture.ledger.footprint().unwrap();
+    assert_eq!(after.receipts, 10_000);
+    let each = (after.used_bytes - before) / 10_000;
+    assert!(each < 600, "{each} bytes a read");
+    assert_eq!(fixture.ledger.blobs().unwrap(), []);
 }
