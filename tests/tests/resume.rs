@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
-use tollgate_tests::{every_identity, Finished, World};
+use tollgate_tests::{every_identity, switches, Finished, World};
 
 /// Programs that can be started again from their beginning, each with pauses so that there is an instant to hit.
 const CORPUS: [(&str, &str); 5] = [
@@ -243,5 +243,32 @@ fn a_policy_that_changed_a_value_that_is_not_kept_and_decided_changes_are_refuse
         let refused = resume(world, &id).expect_status(125);
         assert!(refused.err().contains("applied or discarded already"), "{refused}");
         fs::remove_file(&policy).expect("ours");
+    });
+}
+
+#[test]
+fn what_may_or_may_not_have_happened_is_asked_about_and_never_silently_repeated() {
+    const ASKS: &str = "/run/tollgate/bin/tollgate effect run/start command=true; echo $? > status";
+    every_identity(|world| {
+        for (decision, decided_by) in [("--skip", "resume"), ("--redo", "world")] {
+            prepare(world);
+            // The first intent of a run is that it is started; the second is what its program asks for.
+            let finished = switches::tollgate(world, &["run", "--", "sh", "-c", ASKS])
+                .env("TOLLGATE_CRASH_AT", "intent-written:2")
+                .finish();
+            assert_eq!(finished.status, 128 + Signal::SIGKILL as i32, "{finished}");
+            let id = last(world);
+            let asked = resume(world, &id).expect_status(125);
+            let doubt = format!("{id}.2");
+            assert!(asked.err().contains(&format!("{doubt} run/start")) && asked.err().contains("--skip"), "{asked}");
+            assert_eq!(last(world), id, "nothing was started");
+            let wrong = world.tollgate(["resume", &id, "--redo", "7"]).finish().expect_status(125);
+            assert!(wrong.err().contains("no effect in doubt"), "{wrong}");
+            world.tollgate(["resume", &id, decision, &doubt]).finish().expect_status(0);
+            assert_eq!(world.read("status") == "0\n", decision == "--skip", "{}", world.read("status"));
+            let receipts = world.receipts_of(&last(world), &["--kind", "run/start"]);
+            let asked = receipts.iter().find(|receipt| receipt["door"] == "api").expect("it was asked for again");
+            assert_eq!(asked["decided_by"], decided_by, "{asked}");
+        }
     });
 }

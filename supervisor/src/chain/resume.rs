@@ -6,7 +6,7 @@
 
 use super::{Answer, BoxFuture, Decision, Handler, Next};
 use crate::{
-    effect::{Digest, Door, Effect, Idempotency, RunId},
+    effect::{Digest, Door, Effect, Idempotency, Resource, RunId},
     ledger::OnceResult,
 };
 use std::{
@@ -18,18 +18,19 @@ const NAME: &str = "resume";
 
 /// The handler, for one run.
 pub struct Resumed {
-    run: RunId,
+    /// The interrupted run, and those that it had taken over in its turn.
+    runs: Vec<RunId>,
     known: Mutex<HashMap<Digest, VecDeque<OnceResult>>>,
 }
 
 impl Resumed {
-    /// With the results of this interrupted run and those before it, in order.
-    pub fn new(run: RunId, results: Vec<(Digest, OnceResult)>) -> Resumed {
+    /// With the results of these interrupted runs, the one that is taken over first, and all their results in order.
+    pub fn new(runs: Vec<RunId>, results: Vec<(Digest, OnceResult)>) -> Resumed {
         let mut known: HashMap<Digest, VecDeque<OnceResult>> = HashMap::new();
         for (digest, result) in results {
             known.entry(digest).or_default().push_back(result);
         }
-        Resumed { run, known: Mutex::new(known) }
+        Resumed { runs, known: Mutex::new(known) }
     }
 
     fn take(&self, effect: &Effect) -> Option<OnceResult> {
@@ -37,7 +38,20 @@ impl Resumed {
             return None;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get_mut(&effect.digest())?.pop_front()
+        self.digests(effect).into_iter().find_map(|digest| known.get_mut(&digest)?.pop_front())
+    }
+
+    /// The effect's digest, and for one on the run itself those that it had when the run was another.
+    fn digests(&self, effect: &Effect) -> Vec<Digest> {
+        let mut digests = vec![effect.digest()];
+        let own = effect.subject.run.as_ref().map(|run| Resource::Run { id: run.0.clone() });
+        if own.is_some_and(|own| own == effect.resource) {
+            digests.extend(self.runs.iter().map(|run| {
+                let resource = Resource::Run { id: run.0.clone() };
+                Effect { resource, ..effect.clone() }.digest()
+            }));
+        }
+        digests
     }
 }
 
@@ -59,7 +73,10 @@ impl Handler for Resumed {
         let answer = Answer {
             decision: Decision::Answered,
             decided_by: NAME,
-            reason: format!("done by run {}, which was interrupted; never done twice", self.run),
+            reason: match self.runs.first() {
+                Some(run) => format!("done by run {run}, which was interrupted; never done twice"),
+                None => String::new(),
+            },
             body,
             digest: result.digest,
             ..Answer::done(result.value, result.bytes)
@@ -103,7 +120,7 @@ mod tests {
         }
         let results = fixture.ledger.once_results(&fixture.run).unwrap();
         assert_eq!(results.len(), 2);
-        let resumed = Arc::new(Resumed::new(fixture.run.clone(), results));
+        let resumed = Arc::new(Resumed::new(vec![fixture.run.clone()], results));
         let answers: Vec<Answer> =
             (0..3).map(|_| wait(ask(vec![receipts(), resumed.clone()], &once(), &world))).collect();
         let told: Vec<(Decision, serde_json::Value, Option<Vec<u8>>)> =
@@ -117,8 +134,23 @@ mod tests {
     }
 
     #[test]
+    fn an_effect_on_the_run_itself_is_known_by_the_interrupted_runs_id() {
+        let of = |id: &str| Effect {
+            resource: Resource::Run { id: id.to_owned() },
+            subject: crate::effect::Subject { uid: 0, run: Some(RunId(id.to_owned())), agent: None },
+            ..once()
+        };
+        let runs = vec![RunId("b".into()), RunId("a".into())];
+        let resumed = Arc::new(Resumed::new(runs, vec![(of("a").digest(), OnceResult::default())]));
+        let world = FakeWorld::default();
+        let decisions: Vec<Decision> =
+            (0..2).map(|_| wait(ask(vec![resumed.clone()], &of("c"), &world)).decision).collect();
+        assert_eq!(decisions, [Decision::Answered, Decision::Allowed]);
+    }
+
+    #[test]
     fn another_request_and_another_door_know_nothing_of_it() {
-        let resumed = Arc::new(Resumed::new(RunId("a".into()), vec![(once().digest(), OnceResult::default())]));
+        let resumed = Arc::new(Resumed::new(vec![RunId("a".into())], vec![(once().digest(), OnceResult::default())]));
         let world = FakeWorld::default();
         let other = Effect { door: Door::Api, ..sample(Kind::FsWrite) };
         for effect in [&other, &Effect { door: Door::Control, ..once() }] {

@@ -174,8 +174,10 @@ impl Resumption {
         }
         settle(ledger, record, decisions)?;
         let mut results = Vec::new();
+        let mut runs = Vec::new();
         let mut next = Some(record.clone());
         while let Some(record) = next {
+            runs.push(record.id.clone());
             // The oldest first.
             let mut these = ledger.once_results(&record.id)?;
             these.append(&mut results);
@@ -191,7 +193,7 @@ impl Resumption {
                 Some(View::Mirror | View::Overlay) | None => Copied::No,
             },
             since_ns: place.filter(|_| left).map(|place| place.place.since_ns),
-            known: Arc::new(Resumed::new(record.id.clone(), results)),
+            known: Arc::new(Resumed::new(runs, results)),
         })
     }
 
