@@ -128,7 +128,7 @@ pub struct Owner {
 }
 
 /// What is called when a new question waits.
-pub type Notice = Box<dyn Fn(&Parked) + Send + Sync>;
+pub type Notice = Arc<dyn Fn(&Parked) + Send + Sync>;
 
 /// Where the questions of one run wait. The handler puts them there, the control door takes them off.
 pub struct Desk {
@@ -568,7 +568,7 @@ mod tests {
             let owner = Owner { run: fixture.run.clone(), uid: 1000, workspace: workspace.to_owned() };
             let notices = Arc::new(AtomicUsize::new(0));
             let count = notices.clone();
-            let notice = Box::new(move |_: &Parked| {
+            let notice = Arc::new(move |_: &Parked| {
                 count.fetch_add(1, Ordering::Relaxed);
             });
             let desk = Arc::new(Desk::new(owner, attendance, fixture.ledger.clone(), notice));

@@ -4,12 +4,13 @@ use super::{apply, diff, discard, output::Failure, standing, undo};
 use crate::{
     chain::{
         admission::Admission,
-        quota::Meters,
+        quota::{Amounts, Meters},
         stack::{Element, Stack, Wiring},
     },
     effect::{RunId, Subject},
     jail::outcome,
     ledger::{
+        quota::BatchFate,
         record::{ChangesState, RunMode, RunRecord, RunState},
         Ledger,
     },
@@ -58,7 +59,11 @@ pub fn apply(
         let lines = [message].into_iter().chain(lines).collect();
         Failure { lines, ..Failure::new(what, format!("mend it, or `tollgate discard {}`", record.id)) }
     })?;
-    let chain = Stack(vec![Element::Admission(policy.admission.approved())]).build(&wiring);
+    let mut elements = vec![Element::Admission(policy.admission.approved())];
+    // What the run shares with others is charged for what is applied late, too.
+    let quotas = ledger.run_quotas(&record.id)?;
+    elements.extend(quotas.into_iter().map(|id| Element::SharedQuota { id, limits: Amounts::new() }));
+    let chain = Stack(elements).build(&wiring);
     let chain = chain.map_err(|error| failure(&error))?;
     if record.mode == RunMode::Preflight {
         check_plan(&ledger, &record, &place)?;
@@ -210,7 +215,10 @@ fn while_applying<T>(
         Ok((changes, _)) => *changes,
         Err(_) => Place::open(&run_dir).and_then(|place| place.standing()).unwrap_or(record.changes),
     };
-    let closed = ledger.end_run(&RunRecord { changes, ..record }, Vec::new());
+    // What an apply that failed or died has left reserved may have happened.
+    let closed = ledger
+        .close_reservations(run, BatchFate::Unknown)
+        .and_then(|()| ledger.end_run(&RunRecord { changes, ..record }, Vec::new()));
     let (_, done) = done?;
     closed.map_err(|error| failure(&error))?;
     Ok(done)

@@ -5,9 +5,13 @@ use super::{
     standing,
 };
 use crate::{
-    ledger::record::{ChangesState, RunMode, RunRecord},
+    ledger::{
+        quota::QuotaLine,
+        record::{ChangesState, RunMode, RunRecord},
+    },
     room::{batch, tree},
 };
+use serde::Serialize;
 use std::{io::Write, path::Path, process::ExitCode};
 
 /// Show one run: its command, policy, limits used, outcome and effects.
@@ -27,8 +31,12 @@ pub struct Args {
 pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
     let (ledger, record) = standing::find(state, &args.run)?;
     let record = standing::with_live_usage(&ledger, record);
+    let mut quotas = Vec::new();
+    for id in ledger.run_quotas(&record.id)? {
+        quotas.extend(ledger.quota(&id)?);
+    }
     match args.json {
-        true => json_line(out, &record)?,
+        true => json_line(out, &Shown { record: &record, quotas: &quotas })?,
         false => {
             for (name, value) in lines(&record) {
                 writeln!(out, "{name:<12} {value}")?;
@@ -38,10 +46,23 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
             if kept > 0 {
                 writeln!(out, "{:<12} {} of before-images, for `tollgate undo`", "kept", bytes(kept))?;
             }
+            for line in &quotas {
+                let id = escape(&line.id);
+                writeln!(out, "{:<12} {id}: {} of {} {} used", "quota", line.used, line.limit, line.unit)?;
+            }
         }
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The record, and how the quotas stand that the run shares with others.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    record: &'a RunRecord,
+    #[serde(skip_serializing_if = "<[QuotaLine]>::is_empty")]
+    quotas: &'a [QuotaLine],
 }
 
 fn lines(record: &RunRecord) -> Vec<(&'static str, String)> {

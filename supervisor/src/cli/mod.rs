@@ -1,8 +1,11 @@
 //! The command line: one file a subcommand.
 
 pub mod apply;
+pub mod approvals;
+pub mod approve;
 pub mod changes;
 pub mod completions;
+pub mod deny;
 pub mod diff;
 pub mod discard;
 pub mod doctor;
@@ -18,6 +21,7 @@ pub mod plan;
 pub mod policy;
 pub mod prune;
 pub mod ps;
+pub mod quota;
 pub mod receipts;
 pub mod reference;
 pub mod resume;
@@ -63,6 +67,10 @@ pub enum Command {
     Undo(undo::Undo),
     Plan(plan::Args),
     Resume(resume::Args),
+    Approvals(approvals::Args),
+    Approve(approve::Args),
+    Deny(deny::Args),
+    Quota(quota::Args),
     Doctor(doctor::DoctorArgs),
     Policy(policy::PolicyArgs),
     Completions(completions::Args),
@@ -132,6 +140,10 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Discard(args) => changes::discard(&args, &state, &mut out, &mut io::stderr()),
         Command::Plan(args) => plan::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Undo(args) => changes::undo(&args, &state, &mut out, &mut io::stderr()),
+        Command::Approvals(args) => approvals::run(&args, &state, &mut out, &mut io::stderr()),
+        Command::Approve(args) => approve::run(&args, &state, &mut out, &mut io::stderr()),
+        Command::Deny(args) => deny::run(&args, &state, &mut out, &mut io::stderr()),
+        Command::Quota(args) => quota::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Policy(args) => {
             let answer = policy::run(&args, &search_path(), &mut out, &mut io::stderr());
             answer.map(|()| ExitCode::SUCCESS).map_err(policy_failure)

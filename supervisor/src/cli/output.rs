@@ -164,6 +164,20 @@ impl<'a, const N: usize> Table<'a, N> {
         Table { out, widths, held: vec![(headings, String::new())], decided: Widths::Growing }
     }
 
+    /// Prints a table of these rows.
+    ///
+    /// # Errors
+    /// As write(2).
+    pub fn print_all(
+        out: &'a mut dyn Write,
+        headings: [&str; N],
+        rows: impl IntoIterator<Item = [String; N]>,
+    ) -> io::Result<()> {
+        let mut table = Table::new(out, headings);
+        rows.into_iter().try_for_each(|row| table.row(row))?;
+        table.finish()
+    }
+
     /// Adds a row.
     ///
     /// # Errors
@@ -229,11 +243,18 @@ pub fn plain(word: &impl Serialize) -> String {
     serde_json::to_value(word).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// Text with its control characters, and those that reorder a line (Unicode's bidirectional controls), escaped.
+/// Text with its control characters, those that reorder a line (Unicode's bidirectional controls), and those that
+/// nobody sees (zero width, fillers, variation selectors, tags; Unicode technical report 36), escaped.
 pub fn escape(text: &str) -> String {
     let hostile = |c: char| {
         c.is_control()
-            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{61c}')
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{61c}')
+            || matches!(
+                c,
+                '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            )
+            || matches!(c, '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}')
+            || matches!(c, '\u{e0000}'..='\u{e0fff}')
     };
     if !text.contains(hostile) {
         return text.to_owned();
@@ -324,6 +345,7 @@ mod tests {
     #[test]
     fn a_hostile_name_cannot_speak_to_the_terminal() {
         assert_eq!(escape("a\x1b[2Jb\r\n\u{9b}\u{202e}c é"), "a\\u{1b}[2Jb\\r\\n\\u{9b}\\u{202e}c é");
+        assert_eq!(escape("a\u{200b}\u{feff}\u{2060}\u{ad}b"), "a\\u{200b}\\u{feff}\\u{2060}\\u{ad}b");
         let words = ["sh", "-c", "echo 'hi'\n"].map(str::to_owned);
         assert_eq!(command_line(&words), "sh -c 'echo '\\''hi'\\''\\n'");
     }

@@ -212,7 +212,7 @@ fn show(args: &ShowArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(),
 }
 
 fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
-    let Policy { name, digest, description, jail, limits, admission, handlers, sources } = policy;
+    let Policy { name, digest, description, jail, limits, approval_timeout, admission, handlers, sources } = policy;
     writeln!(out, "{name}: {description}")?;
     writeln!(out, "digest       {digest}")?;
     let sources: Vec<_> = sources.iter().map(|source| source.display().to_string()).collect();
@@ -245,7 +245,11 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "pids         {}", limit(&limits.pids, |count| count.to_string()))?;
     writeln!(out, "cpus         {}", limit(&limits.cpus, |cpus| cpus.to_string()))?;
     writeln!(out, "write_bytes  {}", limit(&limits.write_bytes, bytes))?;
+    writeln!(out, "effects      {}", limit(&limits.effects, |count| count.to_string()))?;
     writeln!(out, "output_bytes {}", limit(&limits.output_bytes, bytes))?;
+    if let Some(timeout) = *approval_timeout {
+        writeln!(out, "\n[approval]\ntimeout      {}", duration(timeout))?;
+    }
     if *handlers != Handlers::default() {
         writeln!(out, "\n[handlers]")?;
         writeln!(out, "record       {}", handlers.record)?;
@@ -275,7 +279,7 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn as_json(policy: &Policy) -> serde_json::Value {
-    let Policy { name, digest, description, jail, limits, admission, handlers, sources } = policy;
+    let Policy { name, digest, description, jail, limits, approval_timeout, admission, handlers, sources } = policy;
     let layers: Vec<_> = admission
         .layers()
         .iter()
@@ -343,8 +347,10 @@ fn as_json(policy: &Policy) -> serde_json::Value {
             "pids": limits.pids.value(),
             "cpus": limits.cpus.value(),
             "write_bytes": limits.write_bytes.value(),
+            "effects": limits.effects.value(),
             "output_bytes": limits.output_bytes.value(),
         },
+        "approval": { "timeout_us": approval_timeout.map(|time| time.as_micros() as u64) },
         "layers": layers,
     })
 }

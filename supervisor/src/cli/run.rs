@@ -2,7 +2,11 @@
 
 use super::output::{escape, Failure};
 use crate::{
-    chain::faults::{FaultRule, RuleError},
+    chain::{
+        approval::{self, Attendance},
+        faults::{FaultRule, RuleError},
+        quota::{Amounts, Unit},
+    },
     jail::outcome,
     ledger::{
         self,
@@ -20,7 +24,7 @@ use crate::{
         caller,
         plan::Plan,
         recovery,
-        run::{self, Answering, Apply, Copy, Mode, Receipts, RunReport, RunRequest, Streams},
+        run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, RunReport, RunRequest, Streams},
     },
 };
 use std::{
@@ -92,6 +96,20 @@ pub struct Args {
     /// Bytes that the program may print
     #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
     pub output_bytes: Option<Bound<u64>>,
+    /// Effects that the run may have, whatever they are
+    #[arg(long, value_name = "COUNT", value_parser = quantity::count)]
+    pub effects: Option<Bound<u64>>,
+    /// Charge what the run does to a quota that runs share, made with `tollgate quota set`; with a size, at most so
+    /// many bytes written, and the first run that names it makes it
+    #[arg(long = "quota", value_name = "ID[=SIZE]", value_parser = quota)]
+    pub quotas: Vec<(String, Amounts)>,
+    /// What happens to an effect that a rule asks about: it waits for `tollgate approve`, or is refused at once
+    /// [default: wait if standard input or standard error is a terminal, else refuse]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub ask: Option<AskChoice>,
+    /// How long such an effect waits, as in `5min`; the wall time of the run goes on meanwhile
+    #[arg(long, value_name = "TIME", value_parser = finite)]
+    pub approval_timeout: Option<Duration>,
     /// Pass a variable of this environment (`NAME`, or `PREFIX*`), or set one (`NAME=VALUE`)
     #[arg(long = "env", short = 'e', value_name = "NAME[=VALUE]")]
     pub environment: Vec<String>,
@@ -181,6 +199,36 @@ pub enum LauncherName {
     Native,
     /// Bubblewrap
     Bwrap,
+}
+
+/// What happens to an effect that a rule asks about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AskChoice {
+    /// It waits for a person's word
+    Wait,
+    /// Nobody is there: it is refused at once
+    Refuse,
+}
+
+fn finite(text: &str) -> Result<Duration, String> {
+    match quantity::duration(text) {
+        Ok(Bound::At(time)) => Ok(time),
+        Ok(Bound::Unlimited) => Err("a question cannot wait for ever".to_owned()),
+        Err(error) => Err(format!("it {error}; write {}", quantity::DURATION_FORM)),
+    }
+}
+
+fn quota(text: &str) -> Result<(String, Amounts), String> {
+    let (id, limits) = match text.split_once('=') {
+        None => (text, Amounts::new()),
+        Some((id, size)) => match quantity::size(size) {
+            Ok(Bound::At(bytes)) => (id, Amounts::from([(Unit::WriteBytes, bytes)])),
+            Ok(Bound::Unlimited) => return Err("leave the size out to take the quota's own".to_owned()),
+            Err(error) => return Err(format!("the size {error}; write {}", quantity::SIZE_FORM)),
+        },
+    };
+    super::quota::check_id(id)?;
+    Ok((id.to_owned(), limits))
 }
 
 /// Whether the program gets a terminal.
@@ -296,6 +344,17 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
         ],
         on_terminal,
     };
+    let there = match args.ask {
+        Some(AskChoice::Wait) => true,
+        Some(AskChoice::Refuse) => false,
+        None => io::stdin().is_terminal() || io::stderr().is_terminal(),
+    };
+    let limit = policy.approval_timeout.unwrap_or(approval::DEFAULT_LIMIT);
+    let asking = Asking {
+        attendance: if there { Attendance::Somebody { limit } } else { Attendance::Nobody },
+        // A terminal that the program draws on is its own: no byte of ours goes there.
+        notice: notice(args.quiet || on_terminal[2]),
+    };
     let answering = Answering { receipts: args.receipts, modes: args.modes() };
     let mut request = RunRequest {
         command: args.command,
@@ -307,6 +366,8 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
         apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
         answering,
+        asking,
+        quotas: args.quotas,
         without,
         mode: if args.preflight { RunMode::Preflight } else { RunMode::Live },
         preflight: args.preflight.then(Arc::default),
@@ -318,6 +379,31 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
     Ok((request, streams))
 }
 
+/// Tells on standard error that something waits for a person, and how to answer. On a thread of its own: whoever
+/// reads our standard error may be slow, and the run does not wait for them.
+fn notice(silent: bool) -> approval::Notice {
+    Arc::new(move |parked: &approval::Parked| {
+        if silent {
+            return;
+        }
+        let asks = format!("{} {}", parked.kind, parked.resource);
+        let text = format!(
+            "tollgate: run {} waits for a person: {} ({}), by the rule {}; `tollgate approve {id}` or `tollgate deny {id}` \
+             before {}\n",
+            parked.run,
+            escape(&asks),
+            escape(&parked.detail),
+            escape(&parked.rule),
+            parked.expires_at,
+            id = parked.id,
+        );
+        let write = move || drop(io::stderr().write_all(text.as_bytes()));
+        if let Err(error) = std::thread::Builder::new().name("notice".to_owned()).spawn(write) {
+            tracing::warn!(%error, "nobody is told that a question waits");
+        }
+    })
+}
+
 fn overrides(args: &Args) -> Overrides {
     let mut overrides = Overrides {
         wall: args.wall,
@@ -326,6 +412,8 @@ fn overrides(args: &Args) -> Overrides {
         pids: args.pids,
         cpus: args.cpus,
         write_bytes: args.write_bytes,
+        effects: args.effects,
+        approval_timeout: args.approval_timeout,
         output_bytes: args.output_bytes,
         read_only: args.read_only,
         views: args.views.clone(),

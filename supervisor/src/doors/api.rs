@@ -8,14 +8,14 @@
 use super::{
     base64,
     content::{Contents, Held},
-    http::{self, json, next_piece, whole_body, BodyError, Content, Peer, Reply, Service},
+    http::{self, json, next_piece, whole_body, BodyError, Content, Line, Peer, Reply, Service},
     openapi,
     request::{self, Ask, Malformed, Place, MAX_JSON},
 };
 use crate::{
     chain::{
         admission::{Admission, Ruling},
-        Answer, BoxFuture, Chain, Decision, World,
+        Answer, Asker, BoxFuture, Chain, Decision, World,
     },
     effect::{api, fs, Digest, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
     ledger::{Draft, Ledger},
@@ -51,6 +51,9 @@ const MAX_EFFECTS: usize = 64;
 /// How long the closed door waits for effects whose askers are gone. One that a person would have to approve is never
 /// done; its receipt is written when its task is dropped.
 const EFFECT_GRACE: Duration = Duration::from_millis(500);
+
+/// How often a door looks whether an asker whose question waits for a person is still there.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Bytes that reads of one run may occupy in the supervisor at once, from the world's answer until they are sent.
 const READ_BUDGET: usize = 64 * 1024 * 1024;
@@ -436,11 +439,11 @@ struct Api {
 }
 
 impl Service for Api {
-    fn answer(self: Arc<Self>, request: Request<Incoming>, _peer: Peer) -> BoxFuture<'static, Reply> {
+    fn answer(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> BoxFuture<'static, Reply> {
         Box::pin(async move {
             let path = request.uri().path();
             let route = ROUTES.iter().find(|route| route.method == request.method().as_str() && route.matches(path));
-            match self.dispatch(route, request).await {
+            match self.dispatch(route, request, peer.line).await {
                 Ok(reply) => reply,
                 Err(refused) => self.refuse(route, refused),
             }
@@ -459,7 +462,12 @@ impl Api {
         }
     }
 
-    async fn dispatch(&self, route: Option<&'static Route>, request: Request<Incoming>) -> Result<Reply, NoEffect> {
+    async fn dispatch(
+        &self,
+        route: Option<&'static Route>,
+        request: Request<Incoming>,
+        line: Line,
+    ) -> Result<Reply, NoEffect> {
         refuse_identity(request.headers())?;
         let Some(route) = route else { return Err(no_route(request.method(), request.uri().path())) };
         let pairs = http::query(request.uri().query().unwrap_or_default()).ok_or_else(|| {
@@ -470,10 +478,10 @@ impl Api {
             Operation::Effect => {
                 parameters(pairs, &[])?;
                 let body = whole_body(request.into_body(), MAX_JSON).await?;
-                self.effect(request::parse(&body, &self.context.place)?).await
+                self.effect(request::parse(&body, &self.context.place)?, line).await
             }
-            Operation::ReadFile => self.read_file(request.uri().path(), pairs).await,
-            Operation::WriteFile => self.write_file(request, pairs).await,
+            Operation::ReadFile => self.read_file(request.uri().path(), pairs, line).await,
+            Operation::WriteFile => self.write_file(request, pairs, line).await,
             Operation::Why => {
                 let ask = request::why(pairs, &self.context.place)?;
                 let effect = self.claim(&ask);
@@ -499,7 +507,7 @@ impl Api {
     }
 
     /// `POST /v1/effects`.
-    async fn effect(&self, ask: Ask) -> Result<Reply, NoEffect> {
+    async fn effect(&self, ask: Ask, line: Line) -> Result<Reply, NoEffect> {
         let share = self.read_share(&ask).await;
         let (held, waiting) = match &ask.content {
             Some(content) => {
@@ -509,7 +517,7 @@ impl Api {
             }
             None => (None, None),
         };
-        let (effect, answer) = self.perform(&ask, held, waiting).await?;
+        let (effect, answer) = self.perform(&ask, held, waiting, line).await?;
         if !answer.is_success() {
             return Ok(problem(&effect, &answer));
         }
@@ -535,7 +543,7 @@ impl Api {
     }
 
     /// `GET /v1/files/{path}`.
-    async fn read_file(&self, path: &str, pairs: Vec<(String, String)>) -> Result<Reply, NoEffect> {
+    async fn read_file(&self, path: &str, pairs: Vec<(String, String)>, line: Line) -> Result<Reply, NoEffect> {
         let [offset, limit] = parameters(pairs, &["offset", "limit"])?.try_into().unwrap_or_default();
         let number = |text: Option<String>| text.map(|text| text.parse::<u64>()).transpose();
         let (Ok(offset), Ok(limit)) = (number(offset), number(limit)) else {
@@ -544,7 +552,7 @@ impl Api {
         };
         let ask = request::read(&file_path(path)?, offset.unwrap_or(0), limit, &self.context.place)?;
         let share = self.read_share(&ask).await;
-        let (effect, answer) = self.perform(&ask, None, None).await?;
+        let (effect, answer) = self.perform(&ask, None, None, line).await?;
         if !answer.is_success() {
             return Ok(problem(&effect, &answer));
         }
@@ -567,7 +575,12 @@ impl Api {
     }
 
     /// `PUT /v1/files/{path}`.
-    async fn write_file(&self, request: Request<Incoming>, pairs: Vec<(String, String)>) -> Result<Reply, NoEffect> {
+    async fn write_file(
+        &self,
+        request: Request<Incoming>,
+        pairs: Vec<(String, String)>,
+        line: Line,
+    ) -> Result<Reply, NoEffect> {
         let [mode, expect] = parameters(pairs, &["mode", "expect"])?.try_into().unwrap_or_default();
         let (mode, expect) = (mode.as_deref(), expect.as_deref());
         let path = file_path(request.uri().path())?;
@@ -584,7 +597,7 @@ impl Api {
         let waiting = share_of(&self.writing, length).await;
         let held = self.take(body, length).await?;
         let ask = request::write_file(&path, (held.digest(), held.bytes()), mode, expect, &self.context.place)?;
-        let (effect, answer) = self.perform(&ask, Some(held), Some(waiting)).await?;
+        let (effect, answer) = self.perform(&ask, Some(held), Some(waiting), line).await?;
         if !answer.is_success() {
             return Ok(problem(&effect, &answer));
         }
@@ -637,18 +650,19 @@ impl Api {
     }
 
     /// Passes an effect through the chain, in a task of its own: it ends, and has its receipt, whether or not the one
-    /// who asked still listens.
+    /// who asked still listens. Only a question to a person is withdrawn with the one who asked.
     async fn perform(
         &self,
         ask: &Ask,
         held: Option<Held>,
         waiting: Option<OwnedSemaphorePermit>,
+        line: Line,
     ) -> Result<(Effect, Answer), NoEffect> {
         let slot = slot(&self.effects, 1).await;
         let effect = self.claim(ask);
         let context = Arc::clone(&self.context);
         let performing = tokio::spawn(async move {
-            let answer = context.chain.perform(&effect, &*context.world).await;
+            let answer = context.chain.perform_for(&effect, &*context.world, &OnLine(line)).await;
             drop((held, waiting, slot));
             (effect, answer)
         });
@@ -717,6 +731,19 @@ impl Api {
                 self.record(problem, route, &format!("repeated: {problem}"), "correct the request", tally.pending);
             }
         }
+    }
+}
+
+/// Whoever holds the other end of a connection.
+struct OnLine(Line);
+
+impl Asker for OnLine {
+    fn gone<'a>(&'a self) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            while !self.0.is_hung_up() {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
     }
 }
 

@@ -5,7 +5,10 @@
 
 use super::http::{self, json, whole_body, Content, Peer, Reply, Service};
 use crate::{
-    chain::BoxFuture,
+    chain::{
+        approval::{DecideError, Desk, Word},
+        BoxFuture,
+    },
     ledger::record::{Receipt, RunRecord},
 };
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -60,6 +63,21 @@ pub trait Controlled: Send + Sync + 'static {
     /// # Errors
     /// When the log cannot be read; `NotFound` where the run has no such stream.
     fn log(&self, stream: Stream, offset: u64, limit: u64) -> io::Result<Vec<u8>>;
+
+    /// Where its questions wait, of a run that asks any.
+    fn desk(&self) -> Option<Arc<Desk>> {
+        None
+    }
+}
+
+/// A person's word on a question.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// The question's name, whole.
+    pub id: String,
+    /// The word.
+    pub word: Word,
 }
 
 /// Something that the program prints to.
@@ -134,7 +152,7 @@ impl Service for Control {
             let owner = self.run.record().subject.uid;
             let ours = nix::unistd::geteuid().as_raw();
             match peer.uid {
-                Some(uid) if uid == 0 || uid == owner || uid == ours => self.dispatch(request).await,
+                Some(uid) if uid == 0 || uid == owner || uid == ours => self.dispatch(request, uid).await,
                 Some(_) | None => {
                     problem(StatusCode::FORBIDDEN, "refused", "only the user who started the run, and root, may ask")
                 }
@@ -144,7 +162,7 @@ impl Service for Control {
 }
 
 impl Control {
-    async fn dispatch(&self, request: Request<Incoming>) -> Reply {
+    async fn dispatch(&self, request: Request<Incoming>, uid: u32) -> Reply {
         let pairs = match http::query(request.uri().query().unwrap_or_default()) {
             Some(pairs) => pairs,
             None => return problem(StatusCode::BAD_REQUEST, "malformed", "the query has a wrong escape"),
@@ -161,7 +179,11 @@ impl Control {
                 None => problem(StatusCode::BAD_REQUEST, "malformed", "takes `after` and `limit`, numbers"),
             },
             (&Method::GET, "/v1/logs") => self.logs(&pairs).await,
-            (_, "/v1/run" | "/v1/kill" | "/v1/receipts" | "/v1/logs") => {
+            (&Method::GET, "/v1/approvals") => {
+                json(StatusCode::OK, &self.run.desk().map(|desk| desk.parked()).unwrap_or_default())
+            }
+            (&Method::POST, "/v1/approvals") => self.decide(request.into_body(), uid).await,
+            (_, "/v1/run" | "/v1/kill" | "/v1/receipts" | "/v1/logs" | "/v1/approvals") => {
                 problem(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this route does not take that method")
             }
             _ => problem(StatusCode::NOT_FOUND, "no-such-route", "there is no such route"),
@@ -183,6 +205,32 @@ impl Control {
         };
         match self.run.kill(signal) {
             Ok(()) => json(StatusCode::ACCEPTED, &serde_json::json!({"signal": signal.as_str()})),
+            Err(cause) => failed(&cause),
+        }
+    }
+
+    /// A word is whose the kernel says that it is: nothing in the request says who decides.
+    async fn decide(&self, body: Incoming, uid: u32) -> Reply {
+        let body = match whole_body(body, MAX_BODY).await {
+            Ok(body) => body,
+            Err(cause) => return problem(StatusCode::BAD_REQUEST, "malformed", cause.to_string()),
+        };
+        let Decision { id, word } = match serde_json::from_slice(&body) {
+            Ok(decision) => decision,
+            Err(cause) => return problem(StatusCode::BAD_REQUEST, "malformed", cause.to_string()),
+        };
+        let Some(desk) = self.run.desk() else {
+            return problem(StatusCode::CONFLICT, "failed", "the run asks nobody");
+        };
+        let decided = blocking(move || Ok(desk.decide(&id, word, uid))).await;
+        match decided {
+            Ok(Ok(decided)) => json(StatusCode::OK, &decided),
+            Ok(Err(cause @ DecideError::NotWaiting(_))) => {
+                problem(StatusCode::NOT_FOUND, "not-waiting", cause.to_string())
+            }
+            Ok(Err(cause @ (DecideError::NoRule { .. } | DecideError::Ledger(_)))) => {
+                problem(StatusCode::CONFLICT, "failed", cause.to_string())
+            }
             Err(cause) => failed(&cause),
         }
     }
@@ -422,7 +470,7 @@ pub(crate) mod tests {
     async fn a_peer_who_is_neither_owner_nor_root_is_refused() {
         let fake = Arc::new(Fake { uid: 4_000_000, killed: Mutex::default() });
         let (client, server) = tokio::io::duplex(4096);
-        let stranger = Peer { uid: Some(4_000_001) };
+        let stranger = Peer { uid: Some(4_000_001), ..Peer::default() };
         let control = Arc::new(Control { run: Arc::clone(&fake) as _ });
         let serving = http::connection(server, control, stranger, std::future::pending());
         let asking = async move {

@@ -10,13 +10,14 @@ use hyper::{
     header, Request, Response, StatusCode,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 use std::{
     convert::Infallible,
     fs,
     future::Future,
     io,
     os::{
-        fd::{AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::fs::{FileTypeExt as _, PermissionsExt as _},
     },
     path::{Path, PathBuf},
@@ -69,10 +70,32 @@ pub trait Service: Send + Sync + 'static {
 }
 
 /// What the kernel vouches for about the other end of a connection (unix(7), `SO_PEERCRED`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Peer {
     /// The user id of the process that connected; none where the transport has no credentials.
     pub uid: Option<u32>,
+    /// The connection itself.
+    pub line: Line,
+}
+
+/// A look at a connection from beside its traffic.
+#[derive(Clone, Debug, Default)]
+pub struct Line(Option<Arc<OwnedFd>>);
+
+impl Line {
+    /// Of this stream. Without a descriptor to spare the other end counts as there.
+    fn of(stream: &UnixStream) -> Line {
+        Line(stream.as_fd().try_clone_to_owned().ok().map(Arc::new))
+    }
+
+    /// Whether the other end is closed whole, which a client that only said all it has to say is not (poll(2),
+    /// `POLLHUP`).
+    pub fn is_hung_up(&self) -> bool {
+        let Some(descriptor) = &self.0 else { return false };
+        let mut look = [PollFd::new(descriptor.as_fd(), PollFlags::empty())];
+        let hung_up = |look: &PollFd<'_>| look.revents().is_some_and(|found| found.contains(PollFlags::POLLHUP));
+        poll(&mut look, PollTimeout::ZERO).is_ok() && hung_up(&look[0])
+    }
 }
 
 /// The bytes of a response, and the share of the read budget that they occupy until they are sent.
@@ -169,7 +192,8 @@ pub async fn serve(listener: UnixListener, service: Arc<impl Service>, shutdown:
             accepted = accept(&listener, &slots) => accepted,
         };
         let Some((stream, slot)) = accepted else { continue };
-        let peer = Peer { uid: stream.peer_cred().ok().map(|credentials| credentials.uid()) };
+        let uid = stream.peer_cred().ok().map(|credentials| credentials.uid());
+        let peer = Peer { uid, line: Line::of(&stream) };
         let (service, mut stopped) = (Arc::clone(&service), stopped.clone());
         connections.spawn(async move {
             connection(stream, service, peer, async move {
@@ -207,7 +231,7 @@ pub async fn connection<S: Service>(
     stop: impl Future<Output = ()>,
 ) {
     let answer = move |request| {
-        let service = Arc::clone(&service);
+        let (service, peer) = (Arc::clone(&service), peer.clone());
         async move { Ok::<_, Infallible>(service.answer(request, peer).await) }
     };
     let serving = hyper::server::conn::http1::Builder::new()

@@ -134,6 +134,36 @@ impl Ledger {
         })
     }
 
+    /// Makes a quota with these limits where there is none with this id. One that is there stays as it is, and no
+    /// limits make none.
+    ///
+    /// # Errors
+    ///
+    /// The database's.
+    pub fn make_quota(&self, id: &str, limits: &Amounts) -> Result<()> {
+        let (id, limits) = (id.to_owned(), limits.clone());
+        self.call(Durability::Process, move |batch| {
+            let there = batch
+                .connection()
+                .query_row("SELECT 1 FROM quotas WHERE id = ?1 LIMIT 1", [&id], |_| Ok(()))
+                .optional()
+                .map_err(batch.failed("find a quota"))?;
+            for (unit, most) in limits.iter().filter(|_| there.is_none()) {
+                batch
+                    .connection()
+                    .execute(
+                        "INSERT INTO quotas (id, unit, most, settled) VALUES (?1, ?2, ?3, 0)",
+                        params![id, unit.name(), stored(*most)],
+                    )
+                    .map_err(batch.failed("make a quota"))?;
+            }
+            match there.is_some() || !limits.is_empty() {
+                true => Ok(()),
+                false => Err(Error::NoQuota(id.clone())),
+            }
+        })
+    }
+
     /// Forgets what was used of a quota, but for what is reserved right now.
     ///
     /// # Errors
@@ -237,6 +267,22 @@ impl Ledger {
                 "SELECT quota FROM run_quotas JOIN runs ON runs.n = run_quotas.run WHERE runs.id = ?1 ORDER BY quota",
             )?;
             let found = statement.query_map([&run.0], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>();
+            found.map(Ok)
+        })
+    }
+
+    /// The runs that are charged to a quota, the newest first, a hundred at most.
+    ///
+    /// # Errors
+    ///
+    /// The database's.
+    pub fn quota_runs(&self, id: &str) -> Result<Vec<String>> {
+        self.read("find a quota's runs", |connection| {
+            let mut statement = connection.prepare_cached(
+                "SELECT runs.id FROM run_quotas JOIN runs ON runs.n = run_quotas.run WHERE quota = ?1 \
+                 ORDER BY runs.n DESC LIMIT 100",
+            )?;
+            let found = statement.query_map([id], |row| row.get(0))?.collect::<rusqlite::Result<Vec<String>>>();
             found.map(Ok)
         })
     }

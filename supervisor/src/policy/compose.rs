@@ -119,6 +119,7 @@ struct Draft {
     /// What was written, and the fault that it is if reads turn out not to be allowed.
     workspace: Option<(WorkspaceAccess, Fault)>,
     limits: LimitsDraft,
+    approval_timeout: Option<Duration>,
     rules: Vec<Rule>,
     handlers: Handlers,
     sources: Vec<PathBuf>,
@@ -132,6 +133,7 @@ struct LimitsDraft {
     pids: Option<Limit<u64>>,
     cpus: Option<Limit<f64>>,
     write_bytes: Option<Limit<u64>>,
+    effects: Option<Limit<u64>>,
     output_bytes: Option<Limit<u64>>,
 }
 
@@ -149,6 +151,7 @@ impl LimitsDraft {
         put(&mut self.pids, section.pids, asked);
         put(&mut self.cpus, section.cpus, asked);
         put(&mut self.write_bytes, section.write_bytes, asked);
+        put(&mut self.effects, section.effects, asked);
         put(&mut self.output_bytes, section.output_bytes, asked);
     }
 }
@@ -199,6 +202,7 @@ impl Draft {
             }));
         }
         self.limits.replace(file.limits, asked);
+        self.approval_timeout = file.approval_timeout.or(self.approval_timeout);
         self.rules.extend(file.rules);
         // Added to, never taken away: who builds on a policy cannot undo its recording.
         self.handlers.record |= file.handlers.record;
@@ -221,7 +225,7 @@ impl Draft {
         self.env = self.env.take().or(jail.env);
         let mut limits = LimitsDraft::default();
         limits.replace(base.limits, Asked::Builtin);
-        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, output_bytes } = limits;
+        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes } = limits;
         let mine = &mut self.limits;
         mine.wall = mine.wall.or(wall);
         mine.cpu = mine.cpu.or(cpu);
@@ -229,6 +233,7 @@ impl Draft {
         mine.pids = mine.pids.or(pids);
         mine.cpus = mine.cpus.or(cpus);
         mine.write_bytes = mine.write_bytes.or(write_bytes);
+        mine.effects = mine.effects.or(effects);
         mine.output_bytes = mine.output_bytes.or(output_bytes);
     }
 
@@ -272,6 +277,7 @@ impl Draft {
             pids: Some(pids),
             cpus: Some(cpus),
             write_bytes: Some(write_bytes),
+            effects: Some(effects),
             output_bytes: Some(output_bytes),
         } = self.limits
         else {
@@ -298,7 +304,8 @@ impl Draft {
                 workspace,
                 hide,
             },
-            limits: Limits { wall, cpu, memory, pids, cpus, write_bytes, output_bytes },
+            limits: Limits { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes },
+            approval_timeout: self.approval_timeout,
             admission,
             handlers: self.handlers,
             sources: self.sources,
@@ -416,6 +423,11 @@ struct Meaning<'a> {
     pids: Option<u64>,
     cpus_thousandths: Option<u64>,
     write_bytes: Option<u64>,
+    // Left out where nobody limits them, so that a policy from before there were such limits keeps its digest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effects: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    approval_timeout_us: Option<u64>,
     output_bytes: Option<u64>,
     layers: Vec<Vec<RuleMeaning<'a>>>,
     /// Left out where there are none, so that a policy without keeps the digest that it had before there were any.
@@ -470,6 +482,8 @@ impl<'a> Meaning<'a> {
             pids: policy.limits.pids.value(),
             cpus_thousandths: policy.limits.cpus.value().map(|cpus| (cpus * 1_000.0).round() as u64),
             write_bytes: policy.limits.write_bytes.value(),
+            effects: policy.limits.effects.value(),
+            approval_timeout_us: policy.approval_timeout.map(|time| time.as_micros() as u64),
             output_bytes: policy.limits.output_bytes.value(),
             layers: policy.admission.layers().iter().map(rules_of).collect(),
             handlers: (policy.handlers != Handlers::default()).then(|| HandlersMeaning {

@@ -16,6 +16,7 @@ use crate::{
     chain::{
         admission::{Kinds, Origin, Paths, Patterns, Rule, Verdict},
         faults::{FaultRule, RuleText},
+        quota::Unit,
     },
     effect::{Kind, VOCABULARY},
 };
@@ -49,6 +50,8 @@ pub struct PolicyFile {
     pub jail: JailSection,
     /// `[limits]`.
     pub limits: LimitsSection,
+    /// `[approval] timeout`.
+    pub approval_timeout: Option<Duration>,
     /// `[[allow]]`, `[[ask]]` and `[[deny]]`.
     pub rules: Vec<Rule>,
     /// `[handlers]`.
@@ -91,6 +94,8 @@ pub struct LimitsSection {
     pub cpus: Option<Bound<f64>>,
     /// `write_bytes`.
     pub write_bytes: Option<Bound<u64>>,
+    /// `effects`.
+    pub effects: Option<Bound<u64>>,
     /// `output_bytes`.
     pub output_bytes: Option<Bound<u64>>,
 }
@@ -120,14 +125,17 @@ impl PolicyFile {
     }
 }
 
-const TOP_KEYS: &[&str] = &["description", "extends", "jail", "limits", "allow", "ask", "deny", "handlers"];
+const TOP_KEYS: &[&str] = &["description", "extends", "jail", "limits", "approval", "allow", "ask", "deny", "handlers"];
 const TOP_LATER: &[&str] = &["secret", "upstream"];
 const HANDLER_KEYS: &[&str] = &["record", "faults"];
 const FAULTS_KEYS: &[&str] = &["seed", "rules"];
 const FAULT_KEYS: &[&str] =
     &["effect", "kind", "errno", "status", "after", "rate", "first", "seed", "path", "when", "door", "retry_after"];
 const JAIL_KEYS: &[&str] = &["profile", "launcher", "seccomp", "enforce", "commands", "views", "env", "workspace"];
-const LIMIT_KEYS: &[&str] = &["wall", "cpu", "memory", "pids", "cpus", "write_bytes", "output_bytes"];
+const LIMIT_KEYS: &[&str] = &["wall", "cpu", "memory", "pids", "cpus", "write_bytes", "effects", "output_bytes"];
+const APPROVAL_KEYS: &[&str] = &["timeout"];
+/// Handlers that are built into every chain. A policy that names one, to change it or to take it out, is refused.
+const BUILT_IN_HANDLERS: &[&str] = &["receipts", "authority"];
 const RULE_KEYS: &[&str] = &["effect", "path"];
 const RULE_LATER: &[&str] = &["method", "url"];
 const VIEW_KEYS: &[&str] = &["path", "optional"];
@@ -135,8 +143,18 @@ const VIEW_KEYS: &[&str] = &["path", "optional"];
 /// Every key that a policy file can have or will have, for the test of the reference.
 #[cfg(test)]
 pub(super) fn every_key() -> impl Iterator<Item = &'static str> {
-    let tables =
-        [TOP_KEYS, TOP_LATER, JAIL_KEYS, LIMIT_KEYS, RULE_KEYS, RULE_LATER, HANDLER_KEYS, FAULTS_KEYS, FAULT_KEYS];
+    let tables = [
+        TOP_KEYS,
+        TOP_LATER,
+        JAIL_KEYS,
+        LIMIT_KEYS,
+        APPROVAL_KEYS,
+        RULE_KEYS,
+        RULE_LATER,
+        HANDLER_KEYS,
+        FAULTS_KEYS,
+        FAULT_KEYS,
+    ];
     tables.into_iter().flatten().copied()
 }
 
@@ -181,6 +199,9 @@ impl Reader<'_> {
         if let Some(section) = table.get("handlers").and_then(|value| self.table(value, "[handlers]")) {
             file.handlers = self.handlers(section);
         }
+        if let Some(section) = table.get("approval").and_then(|value| self.table(value, "[approval]")) {
+            file.approval_timeout = self.approval(section);
+        }
         for (key, verdict) in [("allow", Verdict::Allow), ("ask", Verdict::Ask), ("deny", Verdict::Deny)] {
             if let Some(value) = table.get(key) {
                 self.rules(key, verdict, value, &mut file.rules);
@@ -193,7 +214,13 @@ impl Reader<'_> {
     fn keys(&mut self, table: &DeTable<'_>, place: &str, known: &[&str], later: &[&str]) {
         for key in table.keys() {
             let (name, offset) = (key.get_ref().as_ref(), key.span().start);
-            if later.contains(&name) {
+            if BUILT_IN_HANDLERS.contains(&name) {
+                self.fault(
+                    offset,
+                    format!("`{name}` is built into every chain; no policy can change it or take it out"),
+                    "take the key out",
+                );
+            } else if later.contains(&name) {
                 self.fault(
                     offset,
                     format!("`{name}` is not enforced by this version of Tollgate, so it is not accepted {place}"),
@@ -362,7 +389,10 @@ impl Reader<'_> {
     }
 
     fn limits(&mut self, table: &DeTable<'_>) -> LimitsSection {
-        self.keys(table, "in [limits]", LIMIT_KEYS, &[]);
+        // Nothing in this version sends or spends, so a limit on it would be a promise that nobody keeps.
+        let unmeasured: Vec<&str> =
+            Unit::ALL.into_iter().filter(|unit| !unit.is_measured()).map(|unit| unit.name()).collect();
+        self.keys(table, "in [limits]", LIMIT_KEYS, &unmeasured);
         use quantity::{COUNT_FORM, CPUS_FORM, DURATION_FORM, SIZE_FORM};
         LimitsSection {
             wall: self.limit(table, "wall", DURATION_FORM, quantity::duration),
@@ -371,7 +401,20 @@ impl Reader<'_> {
             pids: self.limit(table, "pids", COUNT_FORM, quantity::count),
             cpus: self.limit(table, "cpus", CPUS_FORM, quantity::cpus),
             write_bytes: self.limit(table, "write_bytes", SIZE_FORM, quantity::size),
+            effects: self.limit(table, "effects", COUNT_FORM, quantity::count),
             output_bytes: self.limit(table, "output_bytes", SIZE_FORM, quantity::size),
+        }
+    }
+
+    fn approval(&mut self, table: &DeTable<'_>) -> Option<Duration> {
+        self.keys(table, "in [approval]", APPROVAL_KEYS, &[]);
+        match self.limit(table, "timeout", quantity::DURATION_FORM, quantity::duration)? {
+            Bound::At(timeout) => Some(timeout),
+            Bound::Unlimited => {
+                let offset = table.get("timeout").map_or(0, |value| value.span().start);
+                self.fault(offset, "a question cannot wait for ever", "write a duration such as \"5min\"");
+                None
+            }
         }
     }
 

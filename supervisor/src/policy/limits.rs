@@ -18,6 +18,8 @@ pub struct Limits {
     pub cpus: Limit<f64>,
     /// Bytes that the run's own layer of the workspace may hold.
     pub write_bytes: Limit<u64>,
+    /// Effects that pass the chain, whatever they are.
+    pub effects: Limit<u64>,
     /// Bytes printed to standard output and standard error together.
     pub output_bytes: Limit<u64>,
 }

@@ -38,6 +38,8 @@ pub struct Policy {
     pub jail: JailPolicy,
     /// What the run may use.
     pub limits: limits::Limits,
+    /// How long a question to a person waits, where a file says so.
+    pub approval_timeout: Option<std::time::Duration>,
     /// Which effects it may have.
     pub admission: Admission,
     /// What answers in the world's place.

@@ -25,6 +25,10 @@ pub struct Overrides {
     pub cpus: Option<Bound<f64>>,
     /// `--write-bytes`.
     pub write_bytes: Option<Bound<u64>>,
+    /// `--effects`.
+    pub effects: Option<Bound<u64>>,
+    /// `--approval-timeout`.
+    pub approval_timeout: Option<Duration>,
     /// `--output-bytes`.
     pub output_bytes: Option<Bound<u64>>,
     /// `--read-only`: narrows, and never shows a workspace that the policy hides.
@@ -57,8 +61,10 @@ impl Policy {
         set(&mut limits.pids, overrides.pids);
         set(&mut limits.cpus, overrides.cpus);
         set(&mut limits.write_bytes, overrides.write_bytes);
+        set(&mut limits.effects, overrides.effects);
         set(&mut limits.output_bytes, overrides.output_bytes);
 
+        self.approval_timeout = overrides.approval_timeout.or(self.approval_timeout);
         if overrides.read_only && self.jail.workspace == WorkspaceAccess::ReadWrite {
             self.jail.workspace = WorkspaceAccess::ReadOnly;
         }

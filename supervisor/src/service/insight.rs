@@ -52,6 +52,7 @@ impl RunInsight {
             ("pids", self.limits.pids.value()),
             ("cpus_milli", self.limits.cpus.value().map(|cpus| (cpus * 1000.0) as u64)),
             ("write_bytes", self.limits.write_bytes.value()),
+            ("effects", self.limits.effects.value()),
             ("output_bytes", self.limits.output_bytes.value()),
         ]
         .map(|(name, amount)| (name.to_owned(), amount))
@@ -85,6 +86,7 @@ impl Insight for RunInsight {
             "memory_bytes" => usage.memory_peak,
             "pids" => usage.pids_peak,
             "write_bytes" => usage.write_bytes,
+            "effects" => self.live.effects_counted(),
             "output_bytes" => usage.output_bytes,
             _ => 0,
         };

@@ -16,6 +16,7 @@ use crate::{
     jail::cgroup::{self, CgroupEnvironment},
     ledger::{
         self,
+        quota::BatchFate,
         record::{ChangesState, Outcome, OutcomeType, RunRecord, RunState},
         Draft, Ledger, ReceiptQuery, RunQuery, Which,
     },
@@ -149,6 +150,8 @@ pub fn recover_run(ledger: &Ledger, record: &RunRecord) -> ledger::Result<Option
         }
     }
     let id = record.id.clone();
+    let fate = if matches!(what, What::Stuck { .. }) { BatchFate::Unknown } else { BatchFate::Told };
+    ledger.close_reservations(&id, fate)?;
     let closed = interrupted(record, ledger.clock().now().to_string(), &what);
     // In one: a run that is over and has no seal is what a ledger with a cut end looks like.
     ledger.end_run(&RunRecord { changes, ..closed }, Vec::new())?;

@@ -19,6 +19,7 @@ use crate::{
         spec::Store,
     },
     ledger::{
+        quota::BatchFate,
         record::{ChangesState, Outcome, RunState, Usage},
         Draft,
     },
@@ -83,6 +84,10 @@ impl Run<'_> {
                 hint: held.hint.clone(),
             };
             self.refusals.push(refusal);
+        }
+        if !self.request.quotas.is_empty() {
+            // Whatever is still reserved is of calls that were dropped half done: it stays charged.
+            self.ledger.close_reservations(&self.id, BatchFate::Told)?;
         }
         crash::reach(Point::Applied);
         let outcome = outcome::decide(&facts);

@@ -4,14 +4,16 @@ use super::{answering::Handlers, RunRequest};
 use crate::{
     chain::{
         admission::Admission,
-        quota::Unit,
+        approval::{Approval, Desk},
+        quota::{Amounts, Unit},
         stack::{Element, Step},
     },
     effect::{self, RunId},
 };
+use std::sync::Arc;
 
 /// The elements of a run's stack. Their order here does not matter: the stack's normal form has one of its own.
-pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers) -> Vec<Element> {
+pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers, desk: &Arc<Desk>) -> Vec<Element> {
     let mut elements = handlers.elements();
     match &request.preflight {
         // Nothing is refused, so that one pass shows every need; what the policies would say is in the plan. It is the
@@ -34,6 +36,12 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers) ->
     if let Some(limit) = request.policy.limits.write_bytes.value() {
         elements.push(Element::Quota { id: id.0.clone(), unit: Unit::WriteBytes, limit });
     }
+    if let Some(limit) = request.policy.limits.effects.value() {
+        elements.push(Element::Quota { id: id.0.clone(), unit: Unit::Effects, limit });
+    }
+    let shared = |(id, limits): &(String, Amounts)| Element::SharedQuota { id: id.clone(), limits: limits.clone() };
+    elements.extend(request.quotas.iter().map(shared));
+    elements.push(Element::Approval(Step(Arc::new(Approval::new(desk.clone())))));
     elements
 }
 

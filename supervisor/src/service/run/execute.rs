@@ -144,10 +144,10 @@ impl Run<'_> {
         self.live.change(|record| record.environment = passed);
 
         let files = LateFiles::default();
-        let meters = Meters::default();
         let owner = self.subject.uid;
-        let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &meters };
-        let chain = match Stack(elements(&self.id, &self.request, &self.handlers)).build(&wiring) {
+        let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &self.live.meters };
+        let elements = elements(&self.id, &self.request, &self.handlers, &self.live.desk);
+        let chain = match Stack(elements).build(&wiring) {
             Ok(chain) => Arc::new(chain),
             Err(error) => return refused(error.to_string()),
         };
@@ -237,6 +237,8 @@ impl Run<'_> {
                 self.deferred.keep(signal);
             }
         }
+        // Nobody waits for the answer any more, and the doors would wait for whoever asked.
+        self.live.desk.close();
         doors.close();
 
         let mut usage = enforcer.usage();

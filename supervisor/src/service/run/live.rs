@@ -1,6 +1,10 @@
 //! What others may see of a run, and do to it, while it goes on.
 
 use crate::{
+    chain::{
+        approval::Desk,
+        quota::{Meters, Unit},
+    },
     doors::control,
     ledger::{
         record::{RunRecord, Usage},
@@ -13,7 +17,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::PathBuf,
-    sync::{mpsc, Mutex, PoisonError},
+    sync::{mpsc, Arc, Mutex, PoisonError},
 };
 use tollgate_shim::protocol::FromShim;
 
@@ -23,12 +27,28 @@ pub struct Live {
     pub(super) ledger: Ledger,
     pub(super) folder: PathBuf,
     pub(super) events: Mutex<Option<mpsc::Sender<Event>>>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) meters: Meters,
     pub(super) meter: Mutex<Option<Box<dyn Fn() -> Usage + Send>>>,
 }
 
 impl Live {
-    pub(super) fn new(record: RunRecord, ledger: Ledger, folder: PathBuf) -> Live {
-        Live { record: Mutex::new(record), ledger, folder, events: Mutex::new(None), meter: Mutex::default() }
+    pub(super) fn new(record: RunRecord, ledger: Ledger, folder: PathBuf, desk: Arc<Desk>) -> Live {
+        Live {
+            record: Mutex::new(record),
+            ledger,
+            folder,
+            events: Mutex::new(None),
+            desk,
+            meters: Meters::default(),
+            meter: Mutex::default(),
+        }
+    }
+
+    /// How many effects were counted until now, where they are limited.
+    pub fn effects_counted(&self) -> u64 {
+        let counted = self.meters.used().into_iter().filter(|(_, unit, _)| *unit == Unit::Effects);
+        counted.map(|(.., used)| used).sum()
     }
 
     /// What the run has used until now. While its program runs it is measured, at most a second ago.
@@ -85,6 +105,10 @@ impl control::Controlled for Live {
         };
         let found = self.ledger.receipts(&query).map_err(io::Error::other)?;
         found.collect::<Result<_, _>>().map_err(io::Error::other)
+    }
+
+    fn desk(&self) -> Option<Arc<Desk>> {
+        Some(self.desk.clone())
     }
 
     fn log(&self, stream: control::Stream, offset: u64, limit: u64) -> io::Result<Vec<u8>> {

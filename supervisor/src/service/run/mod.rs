@@ -22,7 +22,11 @@ use super::{
     resume::Resumption,
 };
 use crate::{
-    chain::preflight::Preflight,
+    chain::{
+        approval::{self, Attendance, Desk, Owner},
+        preflight::Preflight,
+        quota::Amounts,
+    },
     crash::{self, Point},
     doors::workspace::CommitReport,
     effect::{Kind, RunId, Subject},
@@ -70,6 +74,10 @@ pub struct RunRequest {
     pub copy: Copy,
     /// What answers in the world's place, and what is asked about one by one.
     pub answering: Answering,
+    /// Who is asked about what a rule asks about.
+    pub asking: Asking,
+    /// Quotas that the run shares with others, each with limits that are narrower for this run.
+    pub quotas: Vec<(String, Amounts)>,
     /// Layers to leave out, in test builds.
     pub without: Vec<Layer>,
     /// Whether its effects happen.
@@ -82,6 +90,14 @@ pub struct RunRequest {
     pub recipe: Option<Recipe>,
     /// How the caller is told what takes long.
     pub notice: Notice,
+}
+
+/// Who is asked about what a rule asks about.
+pub struct Asking {
+    /// Whether anybody is there.
+    pub attendance: Attendance,
+    /// What is called, on the run's own threads, when a question waits. It must not block.
+    pub notice: approval::Notice,
 }
 
 /// What becomes of a run's changes when its program ends.
@@ -195,9 +211,18 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     let folder = Folder::of(ledger, &id);
     let subject = Subject { uid: request.caller.uid, run: Some(id.clone()), agent: None };
     let record = new_record(&id, &request, &subject, started);
+    for (quota, limits) in &request.quotas {
+        ledger.make_quota(quota, limits)?;
+    }
     ledger.insert_run(&record)?;
     crash::reach(Point::RunRecorded);
-    let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone()));
+    for (quota, _) in &request.quotas {
+        ledger.join_quota(&id, quota)?;
+    }
+    let owner = Owner { run: id.clone(), uid: subject.uid, workspace: record.workspace.clone() };
+    let Asking { attendance, notice } = &request.asking;
+    let desk = Arc::new(Desk::new(owner, *attendance, ledger.clone(), notice.clone()));
+    let live = Arc::new(Live::new(record, ledger.clone(), folder.path.clone(), desk));
     let since_ns = request.resumes.as_ref().and_then(|resumes| resumes.since_ns).unwrap_or_else(now_coarse_ns);
     let deferred = Deferred::new(request.notice);
     let linked = worktree::linked(&request.workspace, request.caller.uid);
