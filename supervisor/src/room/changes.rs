@@ -200,6 +200,22 @@ pub(super) struct Scan<'a> {
     entries: usize,
 }
 
+/// Something of the run's that is no directory, and what the workspace has at its path.
+pub(super) struct Leaf<'l> {
+    /// The path.
+    pub(super) path: PathBuf,
+    /// The run's directory that holds it.
+    pub(super) upper: &'l OwnedFd,
+    /// Its name there.
+    pub(super) name: &'l OsStr,
+    /// What it is.
+    pub(super) stat: &'l Stat,
+    /// The workspace's directory, if it has one there.
+    pub(super) lower: Option<&'l OwnedFd>,
+    /// What that holds at the name.
+    pub(super) below: Option<&'l Stat>,
+}
+
 /// What overlayfs says of a node in its private attributes.
 #[derive(Default)]
 pub(super) struct Marks {
@@ -259,9 +275,14 @@ impl<'a> Scan<'a> {
                     let next = self.subdirectory(task, path, &upper, &name, &stat, below.as_ref())?;
                     tasks.push(next);
                 }
-                FileType::RegularFile => self.file(path, &upper, &name, &stat, lower.as_ref(), below.as_ref())?,
-                FileType::Symlink => self.link(path, &upper, &name, &stat, lower.as_ref(), below.as_ref())?,
-                other => self.skipped.push(Skipped { path, reason: special_reason(other) }),
+                _ => self.leaf(Leaf {
+                    path,
+                    upper: &upper,
+                    name: &name,
+                    stat: &stat,
+                    lower: lower.as_ref(),
+                    below: below.as_ref(),
+                })?,
             }
         }
         if task.opaque && task.lower {
@@ -326,15 +347,8 @@ impl<'a> Scan<'a> {
         Ok(Task { path, opaque, lower: merged, setgid })
     }
 
-    fn file(
-        &mut self,
-        path: PathBuf,
-        upper: &OwnedFd,
-        name: &OsStr,
-        stat: &Stat,
-        lower: Option<&OwnedFd>,
-        below: Option<&Stat>,
-    ) -> Result<(), ScanError> {
+    fn file(&mut self, leaf: Leaf<'_>) -> Result<(), ScanError> {
+        let Leaf { path, upper, name, stat, lower, below } = leaf;
         let mut after = Summary::of(stat);
         let kept = below
             .filter(|below| tree::kind_of(below) == FileType::RegularFile)
@@ -372,15 +386,8 @@ impl<'a> Scan<'a> {
         Ok(())
     }
 
-    fn link(
-        &mut self,
-        path: PathBuf,
-        upper: &OwnedFd,
-        name: &OsStr,
-        stat: &Stat,
-        lower: Option<&OwnedFd>,
-        below: Option<&Stat>,
-    ) -> Result<(), ScanError> {
+    fn link(&mut self, leaf: Leaf<'_>) -> Result<(), ScanError> {
+        let Leaf { path, upper, name, stat, lower, below } = leaf;
         let mut after = Summary::of(stat);
         let target = tree::link_target(upper.as_fd(), name).map_err(at(&path))?;
         after.target = Some(super::path::spell(&target));
@@ -724,26 +731,13 @@ impl<'a> Scan<'a> {
         });
     }
 
-    /// Notes something that is not shipped.
-    pub(super) fn skip(&mut self, path: PathBuf, kind: FileType) {
-        self.skipped.push(Skipped { path, reason: special_reason(kind) });
-    }
-
-    /// Compares one file or link of a mirror with the workspace's; see [`super::mirror`].
-    pub(super) fn compare_leaf(
-        &mut self,
-        path: PathBuf,
-        upper: &OwnedFd,
-        name: &OsStr,
-        stat: &Stat,
-        lower: Option<&OwnedFd>,
-        below: Option<&Stat>,
-    ) -> Result<(), ScanError> {
-        match tree::kind_of(stat) {
-            FileType::RegularFile => self.file(path, upper, name, stat, lower, below),
-            FileType::Symlink => self.link(path, upper, name, stat, lower, below),
+    /// Compares what is no directory with what the workspace has there; the mirror's scan asks too.
+    pub(super) fn leaf(&mut self, leaf: Leaf<'_>) -> Result<(), ScanError> {
+        match tree::kind_of(leaf.stat) {
+            FileType::RegularFile => self.file(leaf),
+            FileType::Symlink => self.link(leaf),
             other => {
-                self.skip(path, other);
+                self.skipped.push(Skipped { path: leaf.path, reason: special_reason(other) });
                 Ok(())
             }
         }

@@ -5,7 +5,7 @@
 //! Reading the changes back costs one stat a file and no read of what the run did not touch.
 
 use super::{
-    changes::{at, ChangeKind, ChangeSet, NodeType, Scan, ScanError, Summary},
+    changes::{at, ChangeKind, ChangeSet, Leaf, NodeType, Scan, ScanError, Summary},
     path::{printable, spelled},
     tree,
 };
@@ -267,7 +267,14 @@ pub fn scan(run_dir: &OwnedFd, mirror: &OwnedFd, workspace: &OwnedFd) -> Result<
             if entry.is_some_and(|entry| (entry.inode, entry.ctime_ns) == (node.inode, node.ctime_ns)) {
                 continue;
             }
-            scan.compare_leaf(path.clone(), &listing, &name, &stat, beneath.as_ref(), below.as_ref())?;
+            scan.leaf(Leaf {
+                path: path.clone(),
+                upper: &listing,
+                name: &name,
+                stat: &stat,
+                lower: beneath.as_ref(),
+                below: below.as_ref(),
+            })?;
             if entry.is_some() && below.is_none() {
                 scan.mark_vanished(&path);
             }

@@ -346,15 +346,28 @@ impl Inner {
         work().unwrap_or_else(|error| failure(kind, text, &error, HINT))
     }
 
-    fn write(&self, text: &str, node: &fs::Node, expect: Option<&fs::Expect>) -> Answer {
-        let kind = "fs/write";
+    /// Changes what is at a path, alone among the writers, if it is what is expected there.
+    fn change(
+        &self,
+        kind: &'static str,
+        text: &str,
+        expect: Option<&fs::Expect>,
+        work: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<Answer>,
+    ) -> Answer {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let work = || -> io::Result<Answer> {
+        let checked = || {
             let path = parsed(text)?;
             let (parent, name) = self.parent(&path)?;
-            if let Err(reason) = met(parent.as_fd(), name, expect)? {
-                return Ok(mismatch(kind, text, reason));
+            match met(parent.as_fd(), name, expect)? {
+                Ok(()) => work(&parent, name),
+                Err(reason) => Ok(mismatch(kind, text, reason)),
             }
+        };
+        checked().unwrap_or_else(|error: io::Error| failure(kind, text, &error, HINT))
+    }
+
+    fn write(&self, text: &str, node: &fs::Node, expect: Option<&fs::Expect>) -> Answer {
+        self.change("fs/write", text, expect, |parent, name| {
             let flags =
                 if matches!(expect, Some(fs::Expect::Absent)) { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
             match node {
@@ -362,9 +375,9 @@ impl Inner {
                     let temporary = self.temporary();
                     let placed = self
                         .fill(parent.as_fd(), &temporary, digest, *bytes, *mode)
-                        .and_then(|()| Ok(kernel::renameat_with(&parent, &temporary, &parent, name, flags)?));
+                        .and_then(|()| Ok(kernel::renameat_with(parent, &temporary, parent, name, flags)?));
                     if let Err(error) = placed {
-                        let _ = kernel::unlinkat(&parent, &temporary, AtFlags::empty());
+                        let _ = kernel::unlinkat(parent, &temporary, AtFlags::empty());
                         return Err(error);
                     }
                     let mut answer = Answer::done(json!({ "path": text, "bytes": bytes }), *bytes);
@@ -372,10 +385,10 @@ impl Inner {
                     Ok(answer)
                 }
                 fs::Node::Directory { mode } => {
-                    match kernel::mkdirat(&parent, name, Mode::from_raw_mode(mode & 0o777)) {
+                    match kernel::mkdirat(parent, name, Mode::from_raw_mode(mode & 0o777)) {
                         Ok(()) => {}
                         Err(Errno::EXIST) if expect.is_none() => {
-                            let stat = kernel::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                            let stat = kernel::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
                             if tree::kind_of(&stat) != FileType::Directory {
                                 return Err(Errno::EXIST.into());
                             }
@@ -388,9 +401,9 @@ impl Inner {
                 fs::Node::Link { target } => {
                     let target = link_text(target)?;
                     let temporary = self.temporary();
-                    kernel::symlinkat(&target, &parent, &temporary)?;
-                    if let Err(error) = kernel::renameat_with(&parent, &temporary, &parent, name, flags) {
-                        let _ = kernel::unlinkat(&parent, &temporary, AtFlags::empty());
+                    kernel::symlinkat(&target, parent, &temporary)?;
+                    if let Err(error) = kernel::renameat_with(parent, &temporary, parent, name, flags) {
+                        let _ = kernel::unlinkat(parent, &temporary, AtFlags::empty());
                         return Err(error.into());
                     }
                     Ok(Answer::done(json!({ "path": text }), 0))
@@ -400,8 +413,7 @@ impl Inner {
                     Ok(Answer::done(json!({ "path": text }), 0))
                 }
             }
-        };
-        work().unwrap_or_else(|error| failure(kind, text, &error, HINT))
+        })
     }
 
     /// Fills a new file beside its destination, checking that the content is what the effect said.
@@ -439,18 +451,10 @@ impl Inner {
     }
 
     fn delete(&self, text: &str, expect: Option<&fs::Expect>) -> Answer {
-        let kind = "fs/delete";
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let work = || -> io::Result<Answer> {
-            let path = parsed(text)?;
-            let (parent, name) = self.parent(&path)?;
-            if let Err(reason) = met(parent.as_fd(), name, expect)? {
-                return Ok(mismatch(kind, text, reason));
-            }
+        self.change("fs/delete", text, expect, |parent, name| {
             let removed = remove_bounded(parent.as_fd(), name)?;
             Ok(Answer::done(json!({ "path": text, "removed": removed }), 0))
-        };
-        work().unwrap_or_else(|error| failure(kind, text, &error, HINT))
+        })
     }
 
     fn rename(&self, text: &str, to_text: &str) -> Answer {
