@@ -138,27 +138,6 @@ fn git(world: &World, script: &str) -> Finished {
     world.shell(&format!("set -e; {GIT}{script}")).finish().expect_status(0)
 }
 
-// A linked worktree's repository lies outside the workspace and is shown read-only. A view of it that can be written, its
-// hooks and settings apart, does not exist yet; until then a commit is refused with what to do, and nothing of the
-// repository changes.
-#[test]
-fn a_commit_in_a_linked_worktree_is_refused_and_its_real_repository_stays_untouched() {
-    every_identity(|world| {
-        git(world, "git init -q -b main r && cd r && git commit -q --allow-empty -m 0 && git worktree add -q ../wt -b t && git config user.name a && git config user.email a@b");
-        let repository = Snapshot::of(&world.workspace.join("r"));
-        let link = world.read("wt/.git");
-        let script = "echo x > f; git add f && git commit -qm 1";
-        let output = world.run(["--", "sh", "-c", script]).within(&world.workspace.join("wt")).finish();
-        assert_eq!(output.status, 128, "{output}");
-        assert!(output.err().contains("commit on the host when the run is over"), "{output}");
-        repository.assert_same(&Snapshot::of(&world.workspace.join("r")));
-        assert_eq!(world.read("wt/.git"), link);
-        assert_eq!(world.read("wt/f"), "x\n");
-        let log = git(world, "cd wt; git log --oneline | wc -l; git status --porcelain");
-        assert_eq!(log.out().split_whitespace().collect::<Vec<_>>(), ["1", "??", "f"], "{log}");
-    });
-}
-
 #[test]
 fn no_ghost_files_appear_in_the_project_or_at_home() {
     every_way(|world| {

@@ -13,7 +13,7 @@ use tollgate::{effect::RunId, ledger::Ledger};
 use tollgate_tests::{every_identity, World};
 
 /// How many files each run changes in the ordinary suite: more than are synced one by one.
-const FEW_FILES: usize = 500;
+const FEW_FILES: usize = 1_500;
 /// How many where `TOLLGATE_CRASH_ROUNDS` says how many supervisors to kill for each identity.
 const MANY_FILES: usize = 5_000;
 /// How many of them lie in one folder.
