@@ -146,6 +146,9 @@ struct State {
     waiting: BTreeMap<u64, Entry>,
     /// Exact effects that were approved for the rest of the run.
     granted: HashSet<Digest>,
+    /// What approved effects left in the run's layer, by [`outcome_digest`]: when the same leaves the layer, nobody is
+    /// asked again.
+    done: HashSet<Digest>,
 }
 
 struct Entry {
@@ -243,6 +246,9 @@ impl Desk {
     fn agreed(&self, effect: &Effect) -> ledger::Result<Option<String>> {
         if self.state().granted.contains(&effect.digest()) {
             return Ok(Some("approved for this run".to_owned()));
+        }
+        if effect.door == Door::Workspace && self.state().done.contains(&outcome_digest(effect)) {
+            return Ok(Some("approved when the program asked for it".to_owned()));
         }
         let Some(scope) = self.scope(effect) else { return Ok(None) };
         Ok(self.ledger.find_approval_rule(&scope)?.map(|rule| format!("approved by the saved rule {rule}")))
@@ -426,7 +432,11 @@ impl Approval {
                     Word::Run => "for this run",
                     Word::Always | Word::Deny => "always",
                 };
-                approved(next.run(effect).await, &format!("approved {how} by user {by} ({id})"))
+                let answer = next.run(effect).await;
+                if answer.is_success() {
+                    self.desk.state().done.insert(outcome_digest(effect));
+                }
+                approved(answer, &format!("approved {how} by user {by} ({id})"))
             }
             Some(Told::Closed) => over(effect),
             None => timed_out(effect, &id, limit),
@@ -445,6 +455,22 @@ impl Handler for Approval {
             Some(question) => Box::pin(async move { self.ask(effect, &question, next).await }),
         }
     }
+}
+
+/// The digest of an effect without what it expected to find: of what it leaves.
+///
+/// The program's own request and the batch that carries its result out of the layer differ in that alone.
+fn outcome_digest(effect: &Effect) -> Digest {
+    let mut effect = effect.clone();
+    match &mut effect.request {
+        Request::Fs(fs::Request::Write { expect, .. } | fs::Request::Delete { expect, .. }) => *expect = None,
+        Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. } | fs::Request::Move { .. })
+        | Request::Run(_)
+        | Request::Jail(_)
+        | Request::Program(_)
+        | Request::Api(_) => {}
+    }
+    effect.digest()
 }
 
 /// The kind and the object, for a sentence.
@@ -599,6 +625,32 @@ mod tests {
         fn done(&self) -> usize {
             self.world.done.lock().unwrap().len()
         }
+    }
+
+    #[test]
+    fn what_was_approved_at_the_door_may_leave_the_layer_and_nothing_else() {
+        let bench = Bench::new(LONG);
+        let effect = write(".envx", 4);
+        let leaves = |bytes| {
+            let Effect { request, resource, .. } = write(".envx", bytes);
+            let Request::Fs(fs::Request::Write { path, node, .. }) = request else { unreachable!() };
+            let request = Request::Fs(fs::Request::Write { path, node, expect: Some(fs::Expect::Absent) });
+            Effect { request, resource, door: Door::Workspace, ..effect.clone() }
+        };
+        let chain = bench.chain();
+        let leave = |bytes| wait(chain.perform(&leaves(bytes), &bench.world));
+        assert_eq!(leave(4).decided_by, NAME);
+        let answer = wait(async {
+            let (answer, ()) = tokio::join!(chain.perform(&effect, &bench.world), async {
+                let parked = bench.parked(1).await;
+                bench.desk.decide(&parked[0].id, Word::Once, 1000).unwrap();
+            });
+            answer
+        });
+        assert!(answer.is_success(), "{answer:?}");
+        assert!(leave(4).is_success());
+        let other = leave(5);
+        assert_eq!((other.decision, other.decided_by), (Decision::Refused, NAME));
     }
 
     #[test]
