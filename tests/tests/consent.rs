@@ -208,7 +208,7 @@ fn runs_on_one_quota_stay_within_it_together_whatever_happens_to_them() {
             [one.wait(), two.wait()].iter().map(|output| output.out().trim().parse::<usize>().expect("a number")).sum();
         // Each of the two also has its own evaluation recorded, which is not the program's and not charged.
         assert_eq!(done, 12);
-        let shown = world.tollgate(["quota", "show", "team", "--json"]).finish().expect_status(0).json_lines();
+        let shown = world.tollgate(["quota", "list", "--json"]).finish().expect_status(0).json_lines();
         let used = shown.iter().find(|line| line["unit"] == "effects").expect("the unit");
         assert_eq!((&used["used"], &used["left"]), (&12.into(), &0.into()), "{shown:?}");
 
@@ -219,7 +219,7 @@ fn runs_on_one_quota_stay_within_it_together_whatever_happens_to_them() {
         observe::wait_until("five writes", SOON, || world.receipts(&["--kind", "fs/write"]).len() == 5);
         run.signal(Signal::SIGKILL);
         run.wait();
-        let shown = world.tollgate(["quota", "show", "team", "--json"]).finish().expect_status(0).json_lines();
+        let shown = world.tollgate(["quota", "list", "--json"]).finish().expect_status(0).json_lines();
         let used = shown.iter().find(|line| line["unit"] == "effects").expect("the unit");
         assert_eq!((&used["used"], &used["reserved"]), (&17.into(), &0.into()), "{shown:?}");
     });
