@@ -202,3 +202,16 @@ fn a_file_of_a_group_that_the_run_does_not_have_says_why_it_cannot_change() {
         assert_eq!(fs::read_to_string(here.join("file")).expect("there"), "y\n");
     });
 }
+
+#[test]
+fn what_a_program_made_unreadable_to_itself_is_applied_as_it_is() {
+    every_identity(|world| {
+        let script = "mkdir -p shut/in; echo x > shut/in/f; ln -s f shut/in/l; chmod 000 shut/in shut; : > private; chmod 000 private";
+        world.run_script(script).finish().expect_status(0);
+        let mode = |name: &str| fs::symlink_metadata(world.workspace.join(name)).expect("applied").permissions().mode();
+        assert_eq!((mode("shut") & 0o7777, mode("private") & 0o7777), (0, 0));
+        world.mode("shut", 0o700);
+        world.mode("shut/in", 0o700);
+        assert_eq!(world.read("shut/in/f"), "x\n");
+    });
+}

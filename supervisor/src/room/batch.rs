@@ -1409,7 +1409,7 @@ impl<'a> Stager<'a> {
                     if has_private_marks(handle.as_fd())? {
                         self.marked.push(super::path::spell(&change.path));
                     }
-                    kernel::linkat(source, source_name, staged, name, AtFlags::empty())?;
+                    tree::link(source, source_name, staged, name)?;
                 } else {
                     let from = tree::open_file_at(source, source_name)?;
                     let to = tree::create_file_at(staged, name)?;

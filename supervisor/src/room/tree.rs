@@ -208,8 +208,14 @@ pub fn open_file(root: BorrowedFd<'_>, path: &Path) -> io::Result<File> {
 
 /// The names in a directory, sorted by their bytes.
 pub fn names(directory: BorrowedFd<'_>) -> io::Result<Vec<OsString>> {
+    // It is opened once more to be read, which takes rights that its owner may have taken away since.
+    let open = || kernel::Dir::read_from(directory).map_err(io::Error::from);
+    let opened = match open() {
+        Err(error) if denied(&error) => with_rights(directory, 0o700, open)?,
+        other => other?,
+    };
     let mut names = Vec::new();
-    for entry in kernel::Dir::read_from(directory)? {
+    for entry in opened {
         let name = entry?.file_name().to_bytes().to_vec();
         if name != b"." && name != b".." {
             names.push(OsString::from_vec(name));
@@ -371,9 +377,22 @@ pub fn remove_xattr(handle: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     }
 }
 
+/// Gives a file a second name, also where its owner has shut the directory of the first.
+pub fn link(from: BorrowedFd<'_>, old: &OsStr, to: BorrowedFd<'_>, new: &OsStr) -> io::Result<()> {
+    let call = || Ok(kernel::linkat(from, old, to, new, AtFlags::empty())?);
+    match call() {
+        Err(error) if denied(&error) => with_rights(from, 0o700, call),
+        other => other,
+    }
+}
+
 /// A link's target.
 pub fn link_target(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<PathBuf> {
-    let target = kernel::readlinkat(directory, name, Vec::new())?;
+    let read = || Ok(kernel::readlinkat(directory, name, Vec::new())?);
+    let target = match read() {
+        Err(error) if denied(&error) => with_rights(directory, 0o700, read)?,
+        other => other?,
+    };
     Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
 }
 
