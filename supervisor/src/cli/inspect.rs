@@ -109,6 +109,12 @@ fn lines(record: &RunRecord) -> Vec<(&'static str, String)> {
     if let Some(injected) = record.answered.faults_injected {
         lines.push(("faults", format!("{injected} injected")));
     }
+    if let Some(digest) = &record.answered.recording {
+        lines.push(("recording", escape(digest)));
+    }
+    if let Some(report) = &record.answered.replay {
+        lines.extend(super::recording::report_lines(report).into_iter().map(|line| ("replay", escape(&line))));
+    }
     lines.extend(record.degraded.iter().map(|degraded| ("went without", escape(degraded))));
     lines
 }

@@ -23,6 +23,7 @@ pub mod prune;
 pub mod ps;
 pub mod quota;
 pub mod receipts;
+pub mod recording;
 pub mod reference;
 pub mod resume;
 pub mod run;
@@ -58,6 +59,7 @@ pub enum Command {
     Kill(kill::Args),
     Receipts(receipts::Args),
     Explain(explain::Args),
+    Recording(recording::Args),
     Verify(verify::Args),
     Export(export::Args),
     Prune(prune::Args),
@@ -132,6 +134,7 @@ fn dispatch(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Kill(args) => kill::run(&args, &state, &mut out, &mut io::stderr()),
         Command::Receipts(args) => receipts::run(&args, &state, &mut out),
         Command::Explain(args) => explain::run(&args, &state, &mut out),
+        Command::Recording(args) => recording::run(&args, &state, &mut out),
         Command::Verify(args) => verify::run(&args, &state, &mut out),
         Command::Export(args) => export::run(&args, &state, &mut out),
         Command::Prune(args) => prune::run(&args, &state, &mut out, &mut io::stderr()),

@@ -125,7 +125,8 @@ fn again(
     let Command::Run(parsed) = parsed.command else {
         return Err(refused(format!("run {id} was not started by `tollgate run`"), ""));
     };
-    let (mut request, streams) = run::prepare(*parsed, ledger)?;
+    let source = run::source(&parsed, ledger.state())?;
+    let (mut request, streams) = run::prepare(*parsed, source, ledger)?;
     request.recipe = Some(recipe.clone());
     if request.policy.digest.to_string() != record.policy_digest {
         return Err(refused(

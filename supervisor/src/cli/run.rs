@@ -6,6 +6,8 @@ use crate::{
         approval::{self, Attendance},
         faults::{FaultRule, RuleError},
         quota::{Amounts, Unit},
+        recording::{Applied, Recording},
+        replay::Substitute,
     },
     jail::outcome,
     ledger::{
@@ -24,7 +26,7 @@ use crate::{
         caller,
         plan::Plan,
         recovery,
-        run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, RunReport, RunRequest, Streams},
+        run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, RunReport, RunRequest, Source, Streams},
     },
 };
 use std::{
@@ -135,6 +137,19 @@ pub struct Args {
     /// cut; docs/effects.md has what each kind can show. A program sees such an error as if the kernel gave it.
     #[arg(long, value_name = "RULE", value_parser = fault_rule)]
     pub faults: Vec<FaultRule>,
+    /// Write down every effect with its answer, for `--replay`
+    #[arg(long)]
+    pub record: bool,
+    /// Answer every effect from a recording: a run, or a file of `tollgate recording export`
+    ///
+    /// Nothing reaches the world and nothing is applied. Without a command, the recorded one is run, under the recorded
+    /// policy; standard input is the recorded one. A run that is not as recorded says where it first differs and ends
+    /// with status 125.
+    #[arg(long, value_name = "RUN|FILE")]
+    pub replay: Option<String>,
+    /// Give one recorded effect another answer, SEQ=FILE or SEQ=JSON, and see where the run then differs
+    #[arg(long, value_name = "SEQ=ANSWER", requires = "replay")]
+    pub substitute: Option<String>,
     /// In which order the answering handlers were given
     #[arg(skip)]
     pub order: Vec<Given>,
@@ -145,7 +160,7 @@ pub struct Args {
     #[arg(long, short)]
     pub quiet: bool,
     /// The program and its arguments
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(last = true, required_unless_present = "replay", value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }
 
@@ -154,23 +169,30 @@ pub struct Args {
 pub enum Given {
     /// One `--faults`.
     Faults,
+    /// `--record`.
+    Record,
+    /// `--replay`.
+    Replay,
 }
 
 impl Args {
     /// Remembers in which order the answering handlers stand on the command line.
     pub fn note_order(&mut self, matches: &clap::ArgMatches) {
-        let places = [("faults", Given::Faults)].into_iter().flat_map(|(id, given)| {
-            let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
-            let places = matches.indices_of(id).filter(|_| typed).into_iter().flatten();
-            places.map(move |place| (place, given)).collect::<Vec<_>>()
-        });
+        let places = [("faults", Given::Faults), ("record", Given::Record), ("replay", Given::Replay)]
+            .into_iter()
+            .flat_map(|(id, given)| {
+                let typed = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+                let places = matches.indices_of(id).filter(|_| typed).into_iter().flatten();
+                places.map(move |place| (place, given)).collect::<Vec<_>>()
+            });
         let mut places: Vec<(usize, Given)> = places.collect();
         places.sort_by_key(|(place, _)| *place);
         self.order = places.into_iter().map(|(_, given)| given).collect();
     }
 
     /// The answering handlers in the order given; fault rules that stand together are one handler.
-    fn modes(&self) -> Vec<Mode> {
+    fn modes(&self, source: Option<Source>) -> Vec<Mode> {
+        let mut source = source.map(Box::new);
         let mut rules = self.faults.iter().cloned();
         let mut modes: Vec<Mode> = Vec::new();
         for given in &self.order {
@@ -179,6 +201,8 @@ impl Args {
                     Some(Mode::Faults(together)) => together.extend(rules.next()),
                     _ => modes.push(Mode::Faults(rules.next().into_iter().collect())),
                 },
+                Given::Record => modes.push(Mode::Record),
+                Given::Replay => modes.extend(source.take().map(Mode::Replay)),
             }
         }
         modes
@@ -249,8 +273,9 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
         Some(path) => path.to_owned(),
         None => ledger::state_dir().map_err(|error| refused(error.to_string(), ""))?,
     };
+    let source = source(&args, &state)?;
     let ledger = Ledger::open(&state).map_err(|error| refused(error.to_string(), ""))?;
-    let (mut request, streams) = prepare(args, &ledger)?;
+    let (mut request, streams) = prepare(args, source, &ledger)?;
     request.recipe = super::resume::recipe(std::env::args_os());
     // First: a batch that a crash left half done must not be the ground that this run stands on.
     for recovered in recovery::recover(&ledger) {
@@ -294,11 +319,71 @@ fn keep_to_plan(request: &mut RunRequest, ledger: &Ledger, plan: Option<&str>) -
     Ok(())
 }
 
+/// The recording that is to be replayed.
+///
+/// # Errors
+/// When there is none, or it was changed.
+pub(super) fn source(args: &Args, state: &Path) -> Result<Option<Source>, Failure> {
+    let Some(reference) = &args.replay else { return Ok(None) };
+    let recording = super::recording::load(reference, state)
+        .map_err(|failure| Failure { status: outcome::ExitCode::NotDone.number(), ..failure })?;
+    let substitute = args.substitute.as_deref().map(Substitute::parse).transpose();
+    let substitute = substitute.map_err(|error| refused(error.to_string(), ""))?;
+    Ok(Some(Source { recording, substitute }))
+}
+
+/// The words of a recorded command.
+fn recorded_command(recording: &Recording) -> Result<Vec<OsString>, Failure> {
+    let word = |text: &String| {
+        let bytes = crate::effect::path::unescape(text);
+        let wrong = |error: crate::effect::path::BadPath| refused(format!("the recorded command: {error}"), "");
+        bytes.map(std::os::unix::ffi::OsStringExt::from_vec).map_err(wrong)
+    };
+    recording.head.command.iter().map(word).collect()
+}
+
+/// A standard input that holds these bytes.
+fn input_of(recording: &Recording) -> io::Result<std::os::fd::OwnedFd> {
+    use io::Seek as _;
+    let name = c"recorded input";
+    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+    let mut file = std::fs::File::from(nix::sys::memfd::memfd_create(name, flags)?);
+    if let Some(bytes) = recording.end.stdin.and_then(|stdin| recording.contents.get(&stdin.digest)) {
+        file.write_all(bytes)?;
+        file.rewind()?;
+    }
+    Ok(file.into())
+}
+
 /// What the options mean.
 ///
 /// # Errors
 /// What in them cannot be had.
-pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Streams), Failure> {
+pub(super) fn prepare(
+    mut args: Args,
+    source: Option<Source>,
+    ledger: &Ledger,
+) -> Result<(RunRequest, Streams), Failure> {
+    let mut apply = if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds };
+    let mut input = None;
+    if let Some(Source { recording, .. }) = &source {
+        if args.command.is_empty() {
+            args.command = recorded_command(recording)?;
+        }
+        if args.policy.is_none() {
+            args.policy = Some(recording.head.policy.clone());
+        }
+        apply = match recording.head.apply {
+            Applied::WhenItEnds => Apply::WhenItEnds,
+            Applied::OnRequest => Apply::OnRequest,
+        };
+        let made = input_of(recording);
+        input = Some(made.map_err(|error| refused(format!("the recorded input: {error}"), "free some memory"))?);
+    }
+    if args.record || source.is_some() {
+        // A terminal mixes streams and echoes: what passes through it is no stream that could be compared.
+        args.tty = TerminalChoice::Never;
+    }
     let search = super::search_path();
     let home = search.home.clone();
     let as_refusal = |error: crate::policy::fault::PolicyError| Failure {
@@ -338,7 +423,7 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
     };
     let streams = Streams {
         streams: [
-            own(run::own_stream(io::stdin()))?,
+            input.map_or_else(|| own(run::own_stream(io::stdin())), Ok)?,
             own(run::own_stream(io::stdout()))?,
             own(run::own_stream(io::stderr()))?,
         ],
@@ -355,7 +440,7 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
         // A terminal that the program draws on is its own: no byte of ours goes there.
         notice: notice(args.quiet || on_terminal[2]),
     };
-    let answering = Answering { receipts: args.receipts, modes: args.modes() };
+    let answering = Answering { receipts: args.receipts, modes: args.modes(source) };
     let mut request = RunRequest {
         command: args.command,
         policy,
@@ -363,7 +448,7 @@ pub(super) fn prepare(args: Args, ledger: &Ledger) -> Result<(RunRequest, Stream
         workspace,
         environment: std::env::vars_os().collect(),
         caller: caller::current(),
-        apply: if args.no_apply { Apply::OnRequest } else { Apply::WhenItEnds },
+        apply,
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
         answering,
         asking,
@@ -485,6 +570,14 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     }
     if let Some(injected) = record.answered.faults_injected {
         writeln!(talk, "  faults: {injected} injected")?;
+    }
+    if record.answered.recording.is_some() {
+        writeln!(talk, "  recorded: `tollgate run --replay {}` replays it", record.id)?;
+    }
+    if let Some(report) = &record.answered.replay {
+        for line in super::recording::report_lines(report) {
+            writeln!(talk, "  {}", escape(&line))?;
+        }
     }
     for note in &report.notes {
         writeln!(talk, "  note: {}", escape(note))?;

@@ -161,8 +161,11 @@ fn write_all(to: &mut File, mut bytes: &[u8]) -> io::Result<()> {
 
 /// Moves the caller's standard input to the program until either ends. Nobody waits for this thread: a caller's
 /// input that stays open must not hold up the end of the run.
-pub fn pump_input(from: OwnedFd, to: OwnedFd) -> JoinHandle<()> {
+///
+/// What is given goes into `copy` first, so that all that the program can have read is there.
+pub fn pump_input(from: OwnedFd, to: OwnedFd, copy: Option<File>) -> JoinHandle<()> {
     thread::spawn(move || {
+        let mut copy = copy;
         let mut from = File::from(from);
         let mut to = File::from(to);
         let mut chunk = vec![0; CHUNK];
@@ -180,6 +183,12 @@ pub fn pump_input(from: OwnedFd, to: OwnedFd) -> JoinHandle<()> {
             match from.read(&mut chunk) {
                 Ok(0) => return,
                 Ok(length) => {
+                    if let Some(open) = &mut copy {
+                        if open.write_all(&chunk[..length]).is_err() {
+                            // Input that cannot be recorded is not given: what follows would not be a recording.
+                            return;
+                        }
+                    }
                     if write_all(&mut to, &chunk[..length]).is_err() {
                         return;
                     }

@@ -1,7 +1,7 @@
 //! What the ledger holds: runs and receipts, as the `--json` contract shows them.
 
 use crate::{
-    chain::Decision,
+    chain::{replay::ReplayReport, Decision},
     effect::{Class, Digest, Door, Idempotency, Kind, ReceiptId, Resource, RoomId, RunId, Subject},
 };
 use serde::{Deserialize, Serialize};
@@ -98,6 +98,10 @@ pub struct Recipe {
 pub struct Answered {
     /// How many effects a fault rule made to go wrong; none where there was no rule.
     pub faults_injected: Option<u64>,
+    /// The digest of the run's recording; none where it was not recorded.
+    pub recording: Option<String>,
+    /// What a replay found; none for a run that was none.
+    pub replay: Option<ReplayReport>,
 }
 
 impl Answered {

@@ -20,7 +20,7 @@ use crate::{
     },
     ledger::{
         quota::BatchFate,
-        record::{ChangesState, Outcome, RunState, Usage},
+        record::{Answered, ChangesState, Outcome, RunState, Usage},
         Draft,
     },
     room::{place::Place, tree},
@@ -61,6 +61,10 @@ impl Run<'_> {
                     changes.failure = Some(reason);
                 }
             }
+            if self.handlers.replays() && changes.state != ChangesState::None {
+                // Compared by the chain, and never applied.
+                changes.state = ChangesState::Discarded;
+            }
             if let (Facts::Ended { not_applied, .. }, Some(reason)) = (&mut facts, &changes.failure) {
                 *not_applied = Some(reason.clone());
             }
@@ -93,7 +97,11 @@ impl Run<'_> {
         let outcome = outcome::decide(&facts);
         let last = if ran { vec![self.record_of_use(&usage)] } else { Vec::new() };
         let exit_status = exit_status(&facts, &outcome);
-        let injected = self.handlers.injected();
+        let found = self.handlers.finish(&self.folder.path, exit_status);
+        let diverged = found.replay.as_ref().is_some_and(|report| !report.is_same() && report.substituted.is_none());
+        let exit_status = if diverged { outcome::ExitCode::NotDone.number() } else { exit_status };
+        let notes: Vec<String> =
+            notes.into_iter().chain(self.handlers.notes.iter().cloned()).chain(found.notes).collect();
         let ended = self.ledger.clock().now();
         let record = self.live.change(|record| {
             record.state = RunState::Ended;
@@ -101,7 +109,11 @@ impl Run<'_> {
             record.outcome = Some(outcome);
             record.usage = usage;
             record.changes = changes.state;
-            record.answered.faults_injected = injected;
+            record.answered = Answered {
+                faults_injected: found.injected,
+                recording: found.recording.map(|digest| digest.to_string()),
+                replay: found.replay,
+            };
         });
         let record = self.ledger.end_run(&record, last)?;
         crash::reach(Point::RunEnded);

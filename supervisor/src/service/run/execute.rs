@@ -44,7 +44,7 @@ use std::{
 use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
 
 use super::{
-    answering::Handlers,
+    answering::{Handlers, INPUT},
     close::own,
     elements::elements,
     folder::Folder,
@@ -144,6 +144,12 @@ impl Run<'_> {
         self.live.change(|record| record.environment = passed);
 
         let files = LateFiles::default();
+        let environment = self.live.change(|_| {}).environment;
+        let prepared = Handlers::prepare(&self.request, &self.id, &self.folder.path, self.ledger, &environment, &files);
+        self.handlers = match prepared {
+            Ok(handlers) => handlers,
+            Err(reason) => return refused(reason),
+        };
         let owner = self.subject.uid;
         let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &self.live.meters };
         let elements = elements(&self.id, &self.request, &self.handlers, &self.live.desk);
@@ -206,6 +212,7 @@ impl Run<'_> {
             asked: None,
             output_exceeded: false,
             executed: false,
+            input_copy: self.request.answering.records().then(|| self.folder.log(INPUT)).flatten(),
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
         self.live.change(|record| record.degraded = enforcer.degraded());

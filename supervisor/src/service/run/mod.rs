@@ -13,7 +13,7 @@ mod live;
 mod prepare;
 mod progress;
 
-pub use answering::{Answering, Mode, Receipts};
+pub use answering::{Answering, Mode, Receipts, Source, RECORDING};
 pub use live::Live;
 
 use super::{
@@ -227,7 +227,6 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     let deferred = Deferred::new(request.notice);
     let linked = worktree::linked(&request.workspace, request.caller.uid);
     let request = RunRequest { answering: request.answering.clone().under(&request.policy), ..request };
-    let handlers = Handlers::new(&request.answering);
     let mut run = Run {
         ledger,
         id,
@@ -235,7 +234,7 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
         folder,
         live,
         request,
-        handlers,
+        handlers: Handlers::default(),
         refusals: Vec::new(),
         denials: 0,
         since_ns,

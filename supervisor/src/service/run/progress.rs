@@ -36,6 +36,8 @@ pub(super) struct Progress {
     pub(super) asked: Option<Signal>,
     pub(super) output_exceeded: bool,
     pub(super) executed: bool,
+    /// Where standard input is copied to, for a recording.
+    pub(super) input_copy: Option<std::fs::File>,
 }
 
 impl Progress {
@@ -48,7 +50,7 @@ impl Progress {
 
     pub(super) fn start_pipes(&mut self, input: Option<OwnedFd>, outputs: [Option<OwnedFd>; 2], folder: &Folder) {
         if let (Some(to), Some(from)) = (input, self.caller[0].take_if(|_| !self.on_terminal[0])) {
-            streams::pump_input(from, to);
+            streams::pump_input(from, to, self.input_copy.take());
         }
         for (index, (from, log)) in outputs.into_iter().zip(["stdout.log", "stderr.log"]).enumerate() {
             let Some(from) = from else { continue };
@@ -65,7 +67,7 @@ impl Progress {
             nix::sys::termios::tcsetattr(&master, nix::sys::termios::SetArg::TCSANOW, raw.before())?;
             self.raw = Some(raw);
             let from = terminal.try_clone()?;
-            streams::pump_input(from, master.try_clone()?);
+            streams::pump_input(from, master.try_clone()?, None);
         }
         let shown = (1..3).find(|index| self.on_terminal[*index]);
         let to = match shown {
