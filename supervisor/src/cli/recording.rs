@@ -163,9 +163,13 @@ pub fn report_lines(report: &ReplayReport) -> Vec<String> {
         Some(seq) => format!("counterfactual replay, with another answer for entry {seq}"),
         None => "replay".to_owned(),
     };
+    let answered = match report.answered {
+        1 => "1 effect".to_owned(),
+        more => format!("{more} effects"),
+    };
     lines.push(match report.is_same() {
-        true => format!("{what}: as recorded; {} effects answered, none done", report.answered),
-        false => format!("{what}: not as recorded; {} effects answered, none done", report.answered),
+        true => format!("{what}: as recorded; {answered} answered, none done"),
+        false => format!("{what}: not as recorded; {answered} answered, none done"),
     });
     lines.extend(report.divergences.iter().take(3).map(|divergence| format!("differs: {divergence}")));
     let more = report.diverged.saturating_sub(3);
