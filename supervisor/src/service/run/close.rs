@@ -62,7 +62,8 @@ impl Run<'_> {
                 }
             }
             if self.handlers.replays() && changes.state != ChangesState::None {
-                // Compared by the chain, and never applied.
+                // Compared by the chain, and never applied: nothing waits for anybody's word.
+                changes.held.clear();
                 changes.state = ChangesState::Discarded;
             }
             if let (Facts::Ended { not_applied, .. }, Some(reason)) = (&mut facts, &changes.failure) {
