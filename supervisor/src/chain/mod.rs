@@ -141,6 +141,12 @@ impl Chain {
         Chain { handlers }
     }
 
+    /// A chain of one handler and no receipts, to measure what the handler costs. No release has this.
+    #[cfg(feature = "test-switches")]
+    pub fn alone(handler: Option<Arc<dyn Handler>>) -> Chain {
+        Chain::new(handler.into_iter().collect())
+    }
+
     /// Passes one effect through every handler and, if all forward, to the world.
     pub async fn perform(&self, effect: &Effect, world: &dyn World) -> Answer {
         self.pass(effect, world, None).await
