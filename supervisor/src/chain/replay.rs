@@ -290,7 +290,7 @@ impl Replay {
     }
 
     /// The entry that answers this, or why none does.
-    fn find(&self, asked: &Asked) -> Result<&Entry, Divergence> {
+    fn find(&self, asked: &Asked) -> Result<&Entry, Box<Divergence>> {
         let mut state = self.state();
         state.asked += 1;
         let at = state.asked;
@@ -318,7 +318,7 @@ impl Replay {
             nearest: nearest.map(|entry| compare(entry, asked)),
         };
         state.diverge(divergence.clone());
-        Err(divergence)
+        Err(Box::new(divergence))
     }
 
     /// The entry of the same kind whose resource is spelled most alike; one that still waits comes first.

@@ -59,7 +59,7 @@ pub async fn serve(
 }
 
 async fn answer(chain: &Chain, asked: &Asked, context: &denials::Context) -> Option<i32> {
-    let Some((effect, refusal)) = effect_of(asked, context) else { return None };
+    let (effect, refusal) = effect_of(asked, context)?;
     let kernel = Kernel { refusal: Mutex::new(refusal) };
     let answer = chain.perform(&effect, &kernel).await;
     errno_of(&answer)
