@@ -50,7 +50,7 @@ fn handlers(criterion: &mut Criterion) {
     let rules = rules.into_iter().map(|rule| rule.parse().expect("a rule")).collect();
     let faults: Arc<dyn Handler> = Arc::new(Faults::new(rules));
     let owner = Owner { run: run.clone(), uid: 1000, workspace: "/w".into() };
-    let desk = Desk::new(owner, Attendance::Nobody, ledger.clone(), Box::new(|_| {}));
+    let desk = Desk::new(owner, Attendance::Nobody, ledger.clone(), Arc::new(|_| {}));
     let approval: Arc<dyn Handler> = Arc::new(Approval::new(Arc::new(desk)));
     let one: [(&str, Option<Arc<dyn Handler>>); 7] = [
         ("none", None),

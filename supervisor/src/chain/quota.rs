@@ -135,11 +135,14 @@ impl fmt::Display for Unit {
 /// Limits by unit.
 pub type Amounts = BTreeMap<Unit, u64>;
 
+/// Meters by what they belong to and measure.
+type ById = BTreeMap<(String, Unit), Arc<Meter>>;
+
 /// The meters of this process, by id and unit. A chain that is given another's id shares its meters; one given a new id
 /// has its own.
 #[derive(Clone, Debug, Default)]
 pub struct Meters {
-    meters: Arc<Mutex<BTreeMap<(String, Unit), Arc<Meter>>>>,
+    meters: Arc<Mutex<ById>>,
 }
 
 impl Meters {
