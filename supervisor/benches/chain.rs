@@ -2,6 +2,7 @@
 //!
 //! `cargo bench -p tollgate --features test-switches --bench chain`. The world does nothing here, so a time is that of
 //! deciding; `receipts` includes waiting until the ledger has committed the receipt, one effect at a time.
+#![allow(missing_docs)] // The macro makes an undocumented public function.
 
 #[allow(dead_code)] // The measurements of the ledger use the rest.
 #[path = "../examples/common/mod.rs"]
