@@ -13,6 +13,7 @@ use crate::{
     jail::{
         cgroup::CgroupEnvironment,
         enforcer::{Enforcer, Exceeded},
+        kernel,
         launch::{self, Shim},
         outcome::{Backstops, Ended, Facts, NotStarted},
         probe,
@@ -574,14 +575,29 @@ pub(super) fn reap(shim: &mut Shim, enforcer: &Enforcer) {
 
 /// Whether the child ended within this time, by its process descriptor (pidfd_open(2)).
 pub(super) fn wait_briefly(shim: &mut Shim, time: Duration) -> bool {
+    use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
     let deadline = std::time::Instant::now() + time;
-    while std::time::Instant::now() < deadline {
+    // The child is ours and not reaped, so its number means it. Without a descriptor to be had, only looking again
+    // and again is left.
+    let handle = kernel::pidfd_open(Pid::from_raw(shim.child.id() as i32)).ok();
+    loop {
         if matches!(shim.child.try_wait(), Ok(Some(_)) | Err(_)) {
             return true;
         }
-        thread::sleep(Duration::from_micros(200));
+        let left = deadline.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        let watched = handle.as_ref().and_then(|handle| {
+            // Rounded up: a wait of no time at all would be a busy loop.
+            let most = u16::try_from(left.as_millis() + 1).unwrap_or(u16::MAX);
+            let mut handles = [PollFd::new(handle.as_fd(), PollFlags::POLLIN)];
+            poll(&mut handles, PollTimeout::from(most)).ok()
+        });
+        if watched.is_none() {
+            thread::sleep(Duration::from_micros(200));
+        }
     }
-    false
 }
 
 pub(super) fn listen(
