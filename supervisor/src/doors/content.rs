@@ -41,14 +41,10 @@ struct Waiting {
 }
 
 impl Contents {
-    /// Keeps contents on the file system of this directory, making it (mode 0700) if it is missing.
-    ///
-    /// # Errors
-    /// As mkdir(2).
-    pub fn open(directory: impl Into<PathBuf>) -> io::Result<Arc<Contents>> {
-        let directory = directory.into();
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
-        Ok(Arc::new(Contents { directory, held: Mutex::default(), next: AtomicU64::new(0) }))
+    /// Keeps contents on the file system of this directory, which the first content makes (mode 0700) if it is missing:
+    /// most runs have none, and making and removing a directory costs every start.
+    pub fn open(directory: impl Into<PathBuf>) -> Arc<Contents> {
+        Arc::new(Contents { directory: directory.into(), held: Mutex::default(), next: AtomicU64::new(0) })
     }
 
     /// Reads the content with this digest from its start.
@@ -64,13 +60,23 @@ impl Contents {
     /// Begins a content whose bytes are still to come.
     ///
     /// # Errors
-    /// As open(2) and unlink(2).
+    /// As mkdir(2), open(2) and unlink(2).
     pub async fn begin(self: &Arc<Self>) -> io::Result<Arriving> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.directory.join(format!("arriving-{}-{number}", std::process::id()));
         let mut options = fs::OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = tokio::fs::OpenOptions::from(options).open(&path).await?;
+        let file = match tokio::fs::OpenOptions::from(options.clone()).open(&path).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // Not its parents: a run that is over and whose folder is gone must not get a new one.
+                match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                    Ok(()) | Err(_) => {}
+                }
+                tokio::fs::OpenOptions::from(options).open(&path).await?
+            }
+            other => other?,
+        };
         // O_TMPFILE would do both at once, but not on every file system (open(2)).
         fs::remove_file(&path)?;
         Ok(Arriving { contents: Arc::clone(self), file, hasher: sha2::Sha256::new(), bytes: 0 })
@@ -190,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn a_content_is_there_while_anyone_holds_it_and_gone_after() {
         let root = tempfile::tempdir().expect("a temporary directory");
-        let contents = Contents::open(root.path().join("contents")).expect("opens");
+        let contents = Contents::open(root.path().join("contents"));
         let first = contents.keep(b"same").await.expect("keeps");
         let second = contents.keep(b"same").await.expect("keeps");
         let digest = first.digest();
@@ -204,9 +210,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn the_first_content_makes_the_directory_for_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let directory = root.path().join("contents");
+        let contents = Contents::open(&directory);
+        assert!(!directory.exists());
+        let (first, second) = tokio::join!(contents.keep(b"one"), contents.keep(b"two"));
+        assert_eq!((first.expect("keeps").bytes(), second.expect("keeps").bytes()), (3, 3));
+        assert_eq!(fs::metadata(&directory).expect("is there").permissions().mode() & 0o7777, 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_content_makes_no_folder_for_a_run_that_has_none() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let contents = Contents::open(root.path().join("run/contents"));
+        let error = contents.keep(b"late").await.err().expect("has nowhere to go");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+        assert!(!root.path().join("run").exists());
+    }
+
+    #[tokio::test]
     async fn a_content_on_its_way_has_no_name_that_a_crash_could_leave() {
         let root = tempfile::tempdir().expect("a temporary directory");
-        let contents = Contents::open(root.path()).expect("opens");
+        let contents = Contents::open(root.path());
         let mut arriving = contents.begin().await.expect("begins");
         arriving.write(b"half").await.expect("writes");
         assert_eq!(fs::read_dir(root.path()).expect("is there").count(), 0);

@@ -159,7 +159,7 @@ struct Stage {
 impl Stage {
     fn new() -> Stage {
         let root = tempfile::tempdir().expect("a temporary directory");
-        let contents = Contents::open(root.path().join("contents")).expect("opens");
+        let contents = Contents::open(root.path().join("contents"));
         let world = Arc::new(Fake {
             contents: Arc::clone(&contents),
             seen: Mutex::default(),

@@ -217,7 +217,7 @@ impl Run<'_> {
         drop(entered);
         let insight =
             super::super::insight::RunInsight::new(&self.id, &self.request.policy, chain, plan, self.live.clone());
-        let contents = doors::content::Contents::open(self.folder.path.join("contents"))?;
+        let contents = doors::content::Contents::open(self.folder.path.join("contents"));
         let context = Arc::new(api::ApiContext {
             chain: chain.clone(),
             world: self.world(&files),
