@@ -5,16 +5,16 @@ use libfuzzer_sys::fuzz_target;
 use rusqlite::{types::Value, Connection};
 use std::{cell::RefCell, fs, os::unix::fs::PermissionsExt, path::Path};
 use tollgate::{
-    chain::Answer,
-    effect::{fs as files, Digest, Door, Effect, Kind, Request, Resource, RunId, Subject},
-    ledger::{
-        record::{ChangesState, EffectCounts, RunRecord, RunState, Usage},
-        Draft, Ledger, ReceiptQuery,
-    },
+    effect::RunId,
+    ledger::{Ledger, ReceiptQuery},
 };
 
+#[allow(dead_code)]
+#[path = "../../../supervisor/examples/common/mod.rs"]
+mod common;
+
 /// Columns of a receipt's row, but for its place.
-const COLUMNS: [&str; 25] = [
+const COLUMNS: [&str; 26] = [
     "room",
     "kind",
     "classes",
@@ -36,6 +36,7 @@ const COLUMNS: [&str; 25] = [
     "executed_us",
     "bytes",
     "times",
+    "rule",
     "request_digest",
     "result_digest",
     "prev",
@@ -57,20 +58,9 @@ fn base() -> Base {
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).expect("our own folder");
     let ledger = Ledger::open(folder.path()).expect("a new ledger");
     let run = ledger.new_run_id();
-    let subject = Subject { uid: 1000, run: Some(run.clone()), agent: None };
-    ledger.insert_run(&record(&run, &subject)).expect("a run");
+    ledger.insert_run(&common::record(&run)).expect("a run");
     for number in 0..3 {
-        let path = format!("file{number}");
-        let effect = Effect {
-            kind: Kind::FsDelete,
-            resource: Resource::Workspace { path: path.clone() },
-            subject: subject.clone(),
-            room: None,
-            door: Door::Workspace,
-            request: Request::Fs(files::Request::Delete { path, expect: None }),
-        };
-        let answer = Answer::done(serde_json::Value::Null, number);
-        ledger.append(Draft::now(&run, &effect, &answer, &**ledger.clock())).expect("a receipt");
+        ledger.append(common::draft(&ledger, &run, number, &common::allowed())).expect("a receipt");
     }
     ledger.seal_run(&run).expect("sealed");
     drop(ledger);
@@ -78,29 +68,6 @@ fn base() -> Base {
     Connection::open(&database).and_then(|db| db.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")).expect("one file");
     let original = fs::read(&database).expect("the database");
     Base { folder, run, original }
-}
-
-fn record(run: &RunId, subject: &Subject) -> RunRecord {
-    RunRecord {
-        id: run.clone(),
-        room: None,
-        policy: "python".into(),
-        policy_digest: Digest::of(b"policy").to_string(),
-        command: vec!["true".into()],
-        workspace: "/nonexistent".into(),
-        subject: subject.clone(),
-        state: RunState::Running,
-        outcome: None,
-        started_at: "2026-01-01T00:00:00.000000Z".into(),
-        ended_at: None,
-        usage: Usage::default(),
-        effects: EffectCounts::default(),
-        degraded: Vec::new(),
-        environment: Vec::new(),
-        supervisor_pid: 1,
-        supervisor_started: 1,
-        changes: ChangesState::None,
-    }
 }
 
 fuzz_target!(|data: &[u8]| {

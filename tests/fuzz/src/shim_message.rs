@@ -15,6 +15,7 @@ fuzz_target!(|data: &[u8]| {
             // Nothing there is looked at: the folder does not exist.
             workspace: PathBuf::from("/nonexistent/workspace"),
             read_only: true,
+            shared_git: None,
             subject: Subject { uid: 1000, run: None, agent: None },
             room: None,
         };
