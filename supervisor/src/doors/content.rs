@@ -225,7 +225,7 @@ mod tests {
     async fn a_content_makes_no_folder_for_a_run_that_has_none() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let contents = Contents::open(root.path().join("run/contents"));
-        let error = contents.keep(b"late").await.err().expect("has nowhere to go");
+        let Err(error) = contents.keep(b"late").await else { panic!("has nowhere to go") };
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert!(!root.path().join("run").exists());
     }

@@ -201,7 +201,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         for text in ["", "short", &"z".repeat(65)] {
             fs::write(path(state.path()), text).unwrap();
-            let error = HostKey::open(state.path()).err().expect("refused");
+            let Err(error) = HostKey::open(state.path()) else { panic!("not refused") };
             assert!(matches!(error, Error::KeyUnreadable { .. }), "{error}");
             assert_eq!(fs::read_to_string(path(state.path())).unwrap(), text);
         }
