@@ -88,6 +88,8 @@ const LENGTH: usize = 4096;
 pub(super) fn read(database: &Path) -> Result<Option<Mark>> {
     let path = path(database);
     let bytes = fs::File::open(&path).and_then(|file| {
+        // Else half of it could be from before a writing that goes on.
+        rustix::fs::flock(&file, FlockOperation::LockShared)?;
         let mut bytes = Vec::new();
         file.take(LENGTH as u64 + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
