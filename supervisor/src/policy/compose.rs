@@ -213,6 +213,9 @@ impl Draft {
 
     /// Takes from `base` what no file says, but none of its rules.
     fn fill_from_base(&mut self) {
+        if self.says_everything() {
+            return;
+        }
         let found = find(&PolicyRef::Builtin("base".to_owned()), &SearchPath::default());
         let base = found.ok().and_then(|found| PolicyFile::parse(&found.source).ok()).unwrap_or_default();
         let jail = base.jail;
@@ -235,6 +238,17 @@ impl Draft {
         mine.write_bytes = mine.write_bytes.or(write_bytes);
         mine.effects = mine.effects.or(effects);
         mine.output_bytes = mine.output_bytes.or(output_bytes);
+    }
+
+    /// Whether nothing is left for `base` to say, as in every policy that extends it.
+    fn says_everything(&self) -> bool {
+        let JailSection { profile, launcher, seccomp, enforce, commands, views: _, env: _, workspace: _ } = &self.jail;
+        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes } = &self.limits;
+        let jail = profile.is_some() && launcher.is_some() && seccomp.is_some() && enforce.is_some();
+        let times = wall.is_some() && cpu.is_some() && cpus.is_some();
+        let amounts = memory.is_some() && pids.is_some() && write_bytes.is_some();
+        let counts = effects.is_some() && output_bytes.is_some();
+        jail && commands.is_some() && self.env.is_some() && times && amounts && counts
     }
 
     /// How the workspace is shown: as it is written, and else as far as the rules allow. A policy without rules shows

@@ -124,7 +124,7 @@ pub struct Source {
 impl Source {
     /// The line of a byte offset, from 1.
     pub fn line(&self, offset: usize) -> usize {
-        self.before(offset).matches('\n').count() + 1
+        self.before(offset).bytes().filter(|byte| *byte == b'\n').count() + 1
     }
 
     /// A fault at a byte offset.
