@@ -278,9 +278,11 @@ pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
     let (mut request, streams) = prepare(args, source, &ledger)?;
     request.recipe = super::resume::recipe(std::env::args_os());
     // First: a batch that a crash left half done must not be the ground that this run stands on.
-    for recovered in recovery::recover(&ledger) {
-        if !quiet {
-            eprintln!("tollgate: {}", escape(&recovered.to_string()));
+    if ledger.had_live_runs().map_err(|error| refused(error.to_string(), ""))? {
+        for recovered in recovery::recover(&ledger) {
+            if !quiet {
+                eprintln!("tollgate: {}", escape(&recovered.to_string()));
+            }
         }
     }
     carry_out(&ledger, request, streams, quiet)

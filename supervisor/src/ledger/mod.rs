@@ -168,6 +168,21 @@ impl Ledger {
         self.writer()?.ready()
     }
 
+    /// Whether any run was not over when the ledger was opened; for one that was opened for reading only, whether any
+    /// is now. Costs nothing where it was opened for writing.
+    ///
+    /// # Errors
+    ///
+    /// Those of opening the database.
+    pub fn had_live_runs(&self) -> Result<bool> {
+        match &self.shared.writer {
+            Some(writer) => writer.opened_on_live_runs(),
+            None => {
+                self.read("look for runs that are not over", |connection| Ok(Ok(store::has_live_runs(connection)?)))
+            }
+        }
+    }
+
     /// Appends one receipt, and returns once it outlives this process.
     ///
     /// # Errors

@@ -23,10 +23,18 @@ const MIGRATIONS: &[&str] = &[
 /// a busy disk can take seconds.
 const BUSY: Duration = Duration::from_secs(10);
 
-/// When a commit finds this many pages of 4 KiB in the write-ahead log, half a MiB, it is copied into the database.
-/// Larger means fewer fsyncs and a slower first open after the last process ended, which reads the log once: about a
-/// millisecond for each MiB, at the start of nearly every run on a quiet machine.
+/// When the writer at rest finds this many pages of 4 KiB in the write-ahead log, half a MiB, it is copied into the
+/// database. Larger means fewer waits for the disk and a slower first open after the last process ended, which reads
+/// the log once: about a millisecond for each MiB, at the start of nearly every run on a quiet machine.
 const CHECKPOINT_PAGES: i64 = 128;
+
+/// When a commit finds this many, it copies the log itself, and whoever asked for it waits: a writer that never rests,
+/// or whose work never waits for the disk, must not let the log grow.
+const CHECKPOINT_PAGES_MOST: i64 = 4 * CHECKPOINT_PAGES;
+
+/// How long the log's file stays when it begins anew. Shorter than it usually becomes, its blocks would be given back
+/// and found again each time; longer, one huge batch would leave a log behind that every later first open reads.
+const LOG_KEPT_PAGES: i64 = 2 * CHECKPOINT_PAGES;
 
 /// The newest form of the database.
 pub(super) fn newest_form() -> u32 {
@@ -77,9 +85,8 @@ pub(super) fn open_writer(database: &Path) -> Result<Connection> {
     let mut connection = open(database, flags)?;
     let configure = |connection: &Connection| -> rusqlite::Result<()> {
         connection.pragma_update(None, "synchronous", "NORMAL")?;
-        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
-        // One huge batch must not leave a log behind that every later first open reads.
-        connection.pragma_update(None, "journal_size_limit", CHECKPOINT_PAGES * 4096)?;
+        connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES_MOST)?;
+        connection.pragma_update(None, "journal_size_limit", LOG_KEPT_PAGES * 4096)?;
         connection.pragma_update(None, "foreign_keys", true)
     };
     configure(&connection).map_err(|error| storage("configure the connection", database, error))?;
@@ -87,6 +94,20 @@ pub(super) fn open_writer(database: &Path) -> Result<Connection> {
         migrate(&mut connection, database)?;
     }
     Ok(connection)
+}
+
+/// Copies the write-ahead log into the database if it has become long. Waits for the disk, and for nobody else.
+pub(super) fn copy_log(connection: &Connection) -> rusqlite::Result<()> {
+    let pages = |mode: &str| connection.query_row(mode, [], |row| row.get::<_, i64>(1));
+    if pages("PRAGMA wal_checkpoint(NOOP)")? >= CHECKPOINT_PAGES {
+        pages("PRAGMA wal_checkpoint(PASSIVE)")?;
+    }
+    Ok(())
+}
+
+/// Whether a run is not over.
+pub(super) fn has_live_runs(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("SELECT EXISTS (SELECT 1 FROM runs WHERE state <> 'ended')", [], |row| row.get(0))
 }
 
 /// A connection that only reads.

@@ -834,3 +834,38 @@ fn an_intent_that_nobody_waited_for_is_taken_back() {
     fixture.ledger.append(fixture.read("b")).unwrap();
     assert_eq!(fixture.ledger.in_doubt(None).unwrap(), []);
 }
+
+#[test]
+fn a_long_log_is_copied_into_the_database_when_nobody_waits() {
+    let fixture = Fixture::new();
+    let drafts = (0..2_000).map(|number| fixture.read(&format!("file{number}"))).collect();
+    fixture.ledger.append_many(drafts).unwrap();
+    let log = || -> (i64, i64) {
+        let connection = rusqlite::Connection::open(fixture.state.join("ledger.db")).unwrap();
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(1)?, row.get(2)?));
+        connection.query_row("PRAGMA wal_checkpoint(NOOP)", [], row).unwrap()
+    };
+    let (pages, copied) = log();
+    assert!(pages > 128 && pages < 512 && copied < pages, "{copied} of {pages} pages");
+    // One that waits for the disk: then copying is cheap.
+    let intent = fixture.ledger.intend(&fixture.run, &effect::tests::sample(Kind::RunStart), Timestamp(0)).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while log().1 < pages && std::time::Instant::now() < until {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let (pages, copied) = log();
+    assert_eq!(copied, pages);
+    intent.abandon("it was not to happen").unwrap();
+    assert!(fixture.ledger.verify_run(&fixture.run).is_ok());
+}
+
+#[test]
+fn that_a_run_is_not_over_is_known_from_the_opening() {
+    let fixture = Fixture::new();
+    assert!(!fixture.ledger.had_live_runs().unwrap(), "it was empty then");
+    assert!(Ledger::open(&fixture.state).unwrap().had_live_runs().unwrap());
+    assert!(Ledger::open_read_only(&fixture.state).unwrap().had_live_runs().unwrap());
+    fixture.ledger.end_run(&RunRecord { state: RunState::Ended, ..record(&fixture.run) }, Vec::new()).unwrap();
+    assert!(!Ledger::open(&fixture.state).unwrap().had_live_runs().unwrap());
+    assert!(!Ledger::open_read_only(&fixture.state).unwrap().had_live_runs().unwrap());
+}

@@ -96,11 +96,18 @@ fn is_storage(error: &Error) -> bool {
     )
 }
 
+/// What the database held when it was opened.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    /// Whether a run in it was not over.
+    live_runs: bool,
+}
+
 /// The handle on the thread.
 pub(super) struct Writer {
     queue: Mutex<Option<Sender<Box<dyn Job>>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    opened: Arc<OnceLock<Result<()>>>,
+    opened: Arc<OnceLock<Result<Opened>>>,
     reserve: Arc<Reserve>,
 }
 
@@ -119,7 +126,12 @@ impl Writer {
 
     /// Waits until the database is open and in its newest form.
     pub(super) fn opened(&self) -> Result<()> {
-        self.opened.wait().clone()
+        self.opened.wait().clone().map(drop)
+    }
+
+    /// As [`Writer::opened`], and whether any run was not over then.
+    pub(super) fn opened_on_live_runs(&self) -> Result<bool> {
+        self.opened.wait().clone().map(|opened| opened.live_runs)
     }
 
     /// As [`Writer::opened`], and whether something new may begin.
@@ -187,15 +199,19 @@ impl Drop for Writer {
     }
 }
 
-fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<()>>, reserve: &Reserve) {
+fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<Opened>>, reserve: &Reserve) {
     // Without the key no run could be sealed, so none begins.
     let open = || -> Result<_> {
-        Ok((store::open_writer(database)?, HostKey::open(database.parent().unwrap_or(Path::new("")))?))
+        let connection = store::open_writer(database)?;
+        let key = HostKey::open(database.parent().unwrap_or(Path::new("")))?;
+        let live_runs = store::has_live_runs(&connection)
+            .map_err(|error| storage("look for runs that are not over", database, error))?;
+        Ok((connection, key, Opened { live_runs }))
     };
     let (mut connection, key) = match open() {
-        Ok(both) => {
-            let _ = opened.set(Ok(()));
-            both
+        Ok((connection, key, found)) => {
+            let _ = opened.set(Ok(found));
+            (connection, key)
         }
         Err(error) => {
             let _ = opened.set(Err(error.clone()));
@@ -207,7 +223,8 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
     };
     reserve.begin();
     let mut writing = Writing { database, key, synced: Durability::Process, durable: None };
-    while let Ok(first) = jobs.recv() {
+    let mut next = jobs.recv().ok();
+    while let Some(first) = next {
         let mut batch = vec![first];
         batch.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
         let mut committed = writing.transact(&mut connection, &mut batch);
@@ -219,6 +236,10 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
         for job in batch {
             job.acknowledge(committed.clone());
         }
+        next = jobs.try_recv().ok().or_else(|| {
+            writing.rest(&connection);
+            jobs.recv().ok()
+        });
     }
 }
 
@@ -233,6 +254,19 @@ struct Writing<'a> {
 }
 
 impl Writing<'_> {
+    /// Nobody waits: the time to copy a long log into the database, if that is cheap now.
+    ///
+    /// It is when the log is on the disk already, which it is after a batch that waited for that. A run has one such
+    /// batch, whose effect then takes longer than the copying.
+    fn rest(&self, connection: &Connection) {
+        if self.synced == Durability::Power {
+            if let Err(error) = store::copy_log(connection) {
+                // The commit that finds it too long tries again, and says why it cannot.
+                tracing::debug!(%error, "the log is not copied");
+            }
+        }
+    }
+
     fn transact(&mut self, connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> Result<()> {
         let database = self.database;
         let failed = |error| storage("commit receipts", database, error);
