@@ -263,26 +263,24 @@ impl Enforcer {
         self.layer = Some(Layer { path: copy, before });
     }
 
-    /// Calls `spawn` so that the process it starts is born inside the run's groups where that can be had, which saves
-    /// the 5 to 20 ms that moving a process costs. [`Enforcer::admit`] must follow either way.
+    /// Calls `spawn` on a thread of its own, so that the process it starts is born inside the run's groups where that
+    /// can be had, which saves the 5 to 20 ms that moving a process costs. [`Enforcer::admit`] must follow either way.
     ///
-    /// `spawn` runs on a thread of its own, which ends before this returns: the process must not ask to be killed
-    /// when its parent thread ends (`PR_SET_PDEATHSIG`).
+    /// The thread ends as soon as `spawn` has returned: the process must not ask to be killed when its parent thread
+    /// ends (`PR_SET_PDEATHSIG`).
     ///
     /// # Errors
-    /// What `spawn` returns, or that the thread could not be made or could not enter.
-    pub fn spawn_inside<T: Send>(&self, spawn: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-        let Some(group) = self.group.as_deref().filter(|group| group.version() == super::cgroup::Version::Legacy)
-        else {
-            return spawn();
-        };
-        thread::scope(|scope| {
-            let inside = move || {
+    /// That the thread could not be made. What `spawn` returns, or that the thread could not enter, is the thread's.
+    pub fn spawn_inside<T: Send + 'static>(
+        &self,
+        spawn: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<JoinHandle<io::Result<T>>> {
+        let group = self.group.clone().filter(|group| group.version() == super::cgroup::Version::Legacy);
+        thread::Builder::new().name("spawn".to_owned()).stack_size(256 * 1024).spawn(move || {
+            if let Some(group) = &group {
                 group.enter_by_thread().map_err(io::Error::other)?;
-                spawn()
-            };
-            let thread = thread::Builder::new().name("spawn".to_owned()).spawn_scoped(scope, inside)?;
-            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that starts the shim panicked")))
+            }
+            spawn()
         })
     }
 
@@ -913,7 +911,8 @@ mod tests {
     ) -> Ran {
         let mut enforcer = Enforcer::prepare(&new_run(), limits, enforcement, environment).expect("prepared");
         layer.into_iter().for_each(|layer| enforcer.measure_layer(layer));
-        let mut child: Child = enforcer.spawn_inside(move || command.spawn()).expect("spawned");
+        let mut child: Child =
+            enforcer.spawn_inside(move || command.spawn()).expect("a thread").join().expect("ended").expect("spawned");
         let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
         let started = Instant::now();
         enforcer.admit(pid).expect("admitted");
@@ -1176,7 +1175,12 @@ time.sleep(0.6)'"#;
             let mut enforcer =
                 Enforcer::prepare(&new_run(), &unlimited(), Enforcement::Strict, &environment).expect("prepared");
             let mut command = shell("setsid sleep 60 & echo $!; wait");
-            let mut child = enforcer.spawn_inside(move || command.spawn()).expect("spawned");
+            let mut child = enforcer
+                .spawn_inside(move || command.spawn())
+                .expect("a thread")
+                .join()
+                .expect("ended")
+                .expect("spawned");
             let root = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
             enforcer.admit(root).expect("admitted");
             enforcer.start_watch(root).expect("watched");

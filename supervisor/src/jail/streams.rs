@@ -20,8 +20,11 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// How much is moved at a time.
+/// How much is moved at a time, where there is so much.
 const CHUNK: usize = 64 * 1024;
+
+/// How much is moved at first. Most streams carry little, and memory that was asked for zeroed is memory that is used.
+const FIRST_CHUNK: usize = 4 * 1024;
 
 /// The far ends that the shim gets and the near ends that the pumps keep.
 pub struct Pipes {
@@ -113,7 +116,7 @@ pub fn pump_output(
         let mut to = to.map(File::from);
         let mut log = log;
         let mut over = Some(over);
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; FIRST_CHUNK];
         loop {
             let length = match from.read(&mut chunk) {
                 Ok(0) => return,
@@ -139,8 +142,16 @@ pub fn pump_output(
                     over();
                 }
             }
+            grow(&mut chunk, length);
         }
     })
+}
+
+/// Makes room for more at a time, once there was as much as fitted.
+fn grow(chunk: &mut Vec<u8>, read: usize) {
+    if read == chunk.len() && read < CHUNK {
+        *chunk = vec![0; CHUNK];
+    }
 }
 
 /// Writes all, waiting where the caller made the descriptor non-blocking.
@@ -168,7 +179,7 @@ pub fn pump_input(from: OwnedFd, to: OwnedFd, copy: Option<File>) -> JoinHandle<
         let mut copy = copy;
         let mut from = File::from(from);
         let mut to = File::from(to);
-        let mut chunk = vec![0; CHUNK];
+        let mut chunk = vec![0; FIRST_CHUNK];
         loop {
             // Both ends: the program may close its input while we wait for the caller's.
             let mut ends = [PollFd::new(from.as_fd(), PollFlags::POLLIN), PollFd::new(to.as_fd(), PollFlags::empty())];
@@ -192,6 +203,7 @@ pub fn pump_input(from: OwnedFd, to: OwnedFd, copy: Option<File>) -> JoinHandle<
                     if write_all(&mut to, &chunk[..length]).is_err() {
                         return;
                     }
+                    grow(&mut chunk, length);
                 }
                 Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
                 Err(_) => return,

@@ -42,7 +42,8 @@ impl Run<'_> {
         if let (true, Some(chain), Store::Overlay | Store::Mirror) = (ran, &chain, store) {
             // Before the first byte of the workspace changes: a crash from here on is one in the middle of applying.
             let record = self.live.change(|record| record.state = RunState::Applying);
-            if self.folder.has_changes(store) {
+            let changed = self.folder.has_changes(store);
+            if changed {
                 self.ledger.update_run(&record)?;
             }
             crash::reach(Point::ApplyingMarked);
@@ -52,6 +53,8 @@ impl Run<'_> {
             let what = "its program is over; its changes are being applied";
             let applied = match &self.request.preflight {
                 Some(preflight) => self.planned(chain, preflight),
+                // Nothing to be patient about.
+                None if !changed => self.apply(chain, when),
                 None => meanwhile::patiently(PATIENCE, self.request.notice, what, || self.apply(chain, when)),
             };
             match applied {

@@ -122,6 +122,15 @@ impl Run<'_> {
             Ok(enforcer) => enforcer,
             Err(limit) => return Ok((Facts::NotStarted(NotStarted::Limit(limit)), Finished::nothing())),
         };
+        // It starts while the plan is made, and does nothing until it gets that.
+        let shim_file = match launch::find_shim() {
+            Ok(file) => file,
+            Err(error) => return refused(error.to_string()),
+        };
+        let spawning = match Spawning::begin(&enforcer, &shim_file) {
+            Ok(spawning) => spawning,
+            Err(error) => return refused(format!("{}: {error}", shim_file.display())),
+        };
         let store = self.store();
         if let Err(reason) = self.prepare_store(store) {
             return refused(reason);
@@ -134,7 +143,7 @@ impl Run<'_> {
         }
         let own_terminal = !self.request.without.contains(&Layer::Terminal);
         let terminal = terminal_of(&streams).filter(|_| own_terminal);
-        let plan = match self.plan(&enforcer, store, terminal) {
+        let plan = match self.plan(&enforcer, store, terminal, &shim_file) {
             Ok(plan) => plan,
             Err(reason) => return refused(reason),
         };
@@ -159,7 +168,7 @@ impl Run<'_> {
             Err(error) => return refused(error.to_string()),
         };
         self.live.change(|record| record.chain = chain.names().into_iter().map(str::to_owned).collect());
-        let (events, happened) = mpsc::channel();
+        let (events, mut happened) = mpsc::channel();
         *self.live.events.lock().unwrap_or_else(PoisonError::into_inner) = Some(events.clone());
 
         let context = Arc::new(denials::Context {
@@ -174,11 +183,7 @@ impl Run<'_> {
         if !own_terminal {
             pipes.lead_to_the_caller(&streams.streams, streams.on_terminal).map_err(own("pipes"))?;
         }
-        let shim_file = match launch::find_shim() {
-            Ok(file) => file,
-            Err(error) => return refused(error.to_string()),
-        };
-        let mut shim = match enforcer.spawn_inside(|| launch::spawn(&shim_file)) {
+        let mut shim = match spawning.finish() {
             Ok(shim) => shim,
             Err(error) => return refused(format!("{}: {error}", shim_file.display())),
         };
@@ -212,17 +217,17 @@ impl Run<'_> {
             killed: None,
             asked: None,
             output_exceeded: false,
+            built: false,
             executed: false,
+            gone: false,
             input_copy: self.request.answering.records().then(|| self.folder.log(INPUT)).flatten(),
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
         self.live.change(|record| record.degraded = enforcer.degraded());
         let mut jail = Standing { shim, enforcer, outer, doors, context };
-        for event in &happened {
-            match event {
-                Event::JailGone => break,
-                event => self.handle(event, &mut progress, &mut jail),
-            }
+        self.start(&mut happened, &mut progress, &mut jail);
+        while !progress.gone {
+            self.wait(&happened, &mut progress, &mut jail);
         }
         let Standing { mut shim, mut enforcer, doors, .. } = jail;
         // The program is over. Nothing of the jail may be left before anything else happens.
@@ -284,6 +289,14 @@ impl Run<'_> {
         Ok((facts, Finished { usage, notes, chain: Some(chain), store }))
     }
 
+    /// Handles what happens next.
+    fn wait(&mut self, happened: &mpsc::Receiver<Event>, progress: &mut Progress, jail: &mut Standing) {
+        match happened.recv() {
+            Ok(Event::JailGone) | Err(mpsc::RecvError) => progress.gone = true,
+            Ok(event) => self.handle(event, progress, jail),
+        }
+    }
+
     pub(super) fn handle(&mut self, event: Event, progress: &mut Progress, jail: &mut Standing) {
         match event {
             Event::Shim(FromShim::Built { terminal, .. }, attached) => {
@@ -298,7 +311,7 @@ impl Run<'_> {
                         return jail.enforcer.kill();
                     }
                 }
-                self.start(progress, jail);
+                progress.built = true;
             }
             Event::Shim(FromShim::Started { .. }, _) => {
                 let record = self.live.change(|record| record.state = RunState::Running);
@@ -379,7 +392,9 @@ impl Run<'_> {
     }
 
     /// The one moment at which something untrusted begins to run: an effect like any other.
-    pub(super) fn start(&mut self, progress: &mut Progress, jail: &mut Standing) {
+    ///
+    /// Its intent goes to the disk while the jail is being built, and its world waits for both.
+    pub(super) fn start(&mut self, happened: &mut mpsc::Receiver<Event>, progress: &mut Progress, jail: &mut Standing) {
         let effect = Effect {
             kind: Kind::RunStart,
             resource: Resource::Run { id: self.id.0.clone() },
@@ -394,17 +409,18 @@ impl Run<'_> {
                 environment: self.live.change(|_| {}).environment,
             }),
         };
-        let Standing { shim, enforcer, outer, .. } = jail;
-        let started = Mutex::new(Some(Starting { shim, enforcer, outer: *outer }));
-        let world = StartWorld { starting: &started };
-        let owner = self.subject.uid;
-        let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &Meters::default() };
-        // The caller starts it, not the program: a policy's rules on `run/start` are about runs that a run starts, and
-        // what this one may start with is its `commands`.
-        let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
-        let answer = match chain {
-            Ok(chain) => block_on(chain.perform(&effect, &world)),
-            Err(error) => Answer::refused("admission", error.to_string(), ""),
+        let (ledger, run, owner) = (self.ledger, self.id.clone(), self.subject.uid);
+        let answer = {
+            let starting = Starting { run: &mut *self, happened, progress: &mut *progress, jail: &mut *jail };
+            let world = StartWorld { starting: Mutex::new(Some(starting)) };
+            let wiring = Wiring { ledger, run: &run, owner, meters: &Meters::default() };
+            // The caller starts it, not the program: a policy's rules on `run/start` are about runs that a run starts,
+            // and what this one may start with is its `commands`.
+            let chain = Stack(vec![Element::Admission(Admission::everything())]).build(&wiring);
+            match chain {
+                Ok(chain) => block_on(chain.perform(&effect, &world)),
+                Err(error) => Answer::refused("admission", error.to_string(), ""),
+            }
         };
         if answer.is_success() {
             progress.executed = true;
@@ -414,13 +430,36 @@ impl Run<'_> {
             }
             return;
         }
-        let reason = match answer.hint.is_empty() {
-            true => answer.reason.clone(),
-            false => format!("{}; {}", answer.reason, answer.hint),
-        };
-        progress.failed = Some(NotStarted::Refused(format!("{}: {reason}", answer.decided_by)));
-        self.remember(&effect, &answer);
-        shim.close();
+        // Why the jail does not stand is known already, or found when it is gone.
+        if progress.failed.is_none() && !progress.gone {
+            let reason = match answer.hint.is_empty() {
+                true => answer.reason.clone(),
+                false => format!("{}; {}", answer.reason, answer.hint),
+            };
+            progress.failed = Some(NotStarted::Refused(format!("{}: {reason}", answer.decided_by)));
+            self.remember(&effect, &answer);
+        }
+        jail.shim.close();
+    }
+
+    /// Waits until the jail stands, and says in words why it does not.
+    fn wait_for_jail(
+        &mut self,
+        happened: &mpsc::Receiver<Event>,
+        progress: &mut Progress,
+        jail: &mut Standing,
+    ) -> Result<(), String> {
+        loop {
+            match &progress.failed {
+                Some(NotStarted::Step(failed)) => return Err(failed.to_string()),
+                Some(NotStarted::Limit(refused)) => return Err(refused.to_string()),
+                Some(NotStarted::Refused(reason)) => return Err(reason.clone()),
+                Some(NotStarted::Exec { path, .. }) => return Err(format!("{path} cannot be executed")),
+                None if progress.gone => return Err("the jail ended before it stood".to_owned()),
+                None if progress.built => return Ok(()),
+                None => self.wait(happened, progress, jail),
+            }
+        }
     }
 
     pub(super) fn kill(&mut self, signal: Signal, progress: &mut Progress, jail: &Standing) {
@@ -527,32 +566,69 @@ impl Run<'_> {
     }
 }
 
-/// The world of `run/start`: lets the built jail execute its program.
-pub(super) struct StartWorld<'a> {
-    pub(super) starting: &'a Mutex<Option<Starting<'a>>>,
+/// The world of `run/start`: waits for the jail, and lets it execute its program.
+struct StartWorld<'a, 'r> {
+    starting: Mutex<Option<Starting<'a, 'r>>>,
 }
 
-pub(super) struct Starting<'a> {
-    pub(super) shim: &'a Shim,
-    pub(super) enforcer: &'a mut Enforcer,
-    pub(super) outer: Pid,
+/// What starting takes.
+struct Starting<'a, 'r> {
+    run: &'a mut Run<'r>,
+    happened: &'a mut mpsc::Receiver<Event>,
+    progress: &'a mut Progress,
+    jail: &'a mut Standing,
 }
 
-impl World for StartWorld<'_> {
+impl World for StartWorld<'_, '_> {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
             let starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let (Some(Starting { shim, enforcer, outer }), Kind::RunStart) = (starting, effect.kind) else {
+            let (Some(Starting { run, happened, progress, jail }), Kind::RunStart) = (starting, effect.kind) else {
                 return Answer::failed("the run was started already", "report this: it is a bug of Tollgate's");
             };
-            if let Err(error) = enforcer.start_watch(outer) {
+            if let Err(reason) = run.wait_for_jail(happened, progress, jail) {
+                return Answer::failed(format!("nothing was executed: {reason}"), "");
+            }
+            if let Err(error) = jail.enforcer.start_watch(jail.outer) {
                 return Answer::failed(format!("nobody could watch the run's limits: {error}"), "free some threads");
             }
-            match shim.tell(&ToShim::Execute) {
+            match jail.shim.tell(&ToShim::Execute) {
                 Ok(()) => Answer::done(serde_json::Value::Null, 0),
                 Err(error) => Answer::failed(format!("the jail is gone: {error}"), ""),
             }
         })
+    }
+}
+
+/// A shim that is being started, by a thread of its own. Dropped before it is finished, the shim ends.
+struct Spawning(Option<thread::JoinHandle<io::Result<Shim>>>);
+
+impl Spawning {
+    fn begin(enforcer: &Enforcer, shim: &Path) -> io::Result<Spawning> {
+        let shim = shim.to_owned();
+        enforcer.spawn_inside(move || launch::spawn(&shim)).map(|thread| Spawning(Some(thread)))
+    }
+
+    fn finish(mut self) -> io::Result<Shim> {
+        self.join()
+    }
+
+    fn join(&mut self) -> io::Result<Shim> {
+        let joined = self.0.take().map(thread::JoinHandle::join);
+        joined.and_then(Result::ok).unwrap_or_else(|| Err(io::Error::other("the thread that starts the shim panicked")))
+    }
+}
+
+impl Drop for Spawning {
+    fn drop(&mut self) {
+        if self.0.is_none() {
+            return;
+        }
+        if let Ok(mut shim) = self.join() {
+            // It waits for its plan, and ends when there will be none.
+            shim.close();
+            let _ = shim.child.wait();
+        }
     }
 }
 

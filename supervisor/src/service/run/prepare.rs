@@ -129,6 +129,7 @@ impl Run<'_> {
         enforcer: &Enforcer,
         store: Store,
         terminal: Option<Terminal>,
+        shim: &Path,
     ) -> Result<tollgate_shim::protocol::Plan, String> {
         let policy = &self.request.policy;
         let variable = |wanted: &str| {
@@ -184,7 +185,7 @@ impl Run<'_> {
             path,
             run_dir: self.folder.path.clone(),
             state_dir: self.ledger.state().to_owned(),
-            shim: launch::find_shim().map_err(|error| error.to_string())?,
+            shim: shim.to_owned(),
             caller: self.request.caller.clone(),
             rlimits: enforcer.rlimits(),
             terminal,

@@ -35,7 +35,11 @@ pub(super) struct Progress {
     /// it ends by it.
     pub(super) asked: Option<Signal>,
     pub(super) output_exceeded: bool,
+    /// The jail stands.
+    pub(super) built: bool,
     pub(super) executed: bool,
+    /// The jail is gone.
+    pub(super) gone: bool,
     /// Where standard input is copied to, for a recording.
     pub(super) input_copy: Option<std::fs::File>,
 }
