@@ -1,7 +1,7 @@
 //! The control socket: one JSON message a packet, descriptors attached.
 
 use crate::protocol::MAX_MESSAGE;
-use nix::sys::socket::{recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags};
+use nix::sys::socket::{recv, recvmsg, sendmsg, ControlMessage, ControlMessageOwned, MsgFlags};
 use serde::{de::DeserializeOwned, Serialize};
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -37,7 +37,8 @@ pub fn send(socket: BorrowedFd, message: &impl Serialize, attached: &[BorrowedFd
 /// # Errors
 /// `EAGAIN` on a non-blocking socket without a message; `InvalidData` for what is not a message.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0_u8; MAX_MESSAGE];
+    // Waited for first, so that whoever waits long holds no memory for it.
+    let mut buffer = vec![0_u8; next_length(socket)?.clamp(1, MAX_MESSAGE)];
     let mut space = nix::cmsg_space!([RawFd; MAX_DESCRIPTORS]);
     let (length, truncated, attached) = {
         let mut slices = [IoSliceMut::new(&mut buffer)];
@@ -66,6 +67,18 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd) -> io::Result<Option<(T,
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message of the control socket was cut"));
     }
     Ok(Some((serde_json::from_slice(&buffer[..length])?, attached)))
+}
+
+/// Waits for the next message, and gives its length: 0 when the other side has closed.
+fn next_length(socket: BorrowedFd) -> io::Result<usize> {
+    loop {
+        match recv(socket.as_raw_fd(), &mut [], MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            Err(nix::errno::Errno::ECONNRESET) => return Ok(0),
+            Err(errno) => return Err(errno.into()),
+            Ok(length) => return Ok(length),
+        }
+    }
 }
 
 #[allow(unsafe_code)]

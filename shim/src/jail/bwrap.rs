@@ -27,6 +27,8 @@ pub fn launch(
     standard: Standard,
     plan_file: &File,
 ) -> Result<Infallible, StepFailed> {
+    // Bubblewrap would be its parent, and expects no child but its own.
+    step("views", sources::reap_holder)?;
     step("user namespace", ids::unshare_user)?;
     step("namespaces", ids::unshare_for_staging)?;
     // As user 0 of a namespace of its own, bubblewrap may mount; outside, that user is the run's unprivileged one.

@@ -10,7 +10,7 @@ use landlock::{
     Access as _, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, ABI,
 };
-use std::{io, os::fd::OwnedFd};
+use std::{io, os::fd::OwnedFd, os::unix::ffi::OsStrExt};
 
 /// The newest Landlock interface whose rights this program knows how to hand out (landlock(7)).
 const LANDLOCK: ABI = ABI::V6;
@@ -114,7 +114,7 @@ pub fn restrict_files(plan: &Plan) -> Result<Option<String>, Failure> {
     for (place, (path, access)) in grants.iter().enumerate() {
         // A rule holds for all that lies below (landlock(7)), so one that says no more is left out.
         let said_above = |(above, (other, more)): (usize, &(std::path::PathBuf, BitFlags<AccessFs>))| {
-            above != place && path.starts_with(other) && (path != other || above < place) && more.contains(*access)
+            above != place && lies_below(path, other) && (path != other || above < place) && more.contains(*access)
         };
         if grants.iter().enumerate().any(said_above) {
             continue;
@@ -143,6 +143,16 @@ pub fn restrict_files(plan: &Plan) -> Result<Option<String>, Failure> {
                          parameter), or run with `--best-effort`",
                 )
             }),
+    }
+}
+
+/// Whether a path is another one or lies below it. By the letters: two spellings of one place are told apart, which
+/// costs one rule more.
+fn lies_below(path: &std::path::Path, other: &std::path::Path) -> bool {
+    let (path, other) = (path.as_os_str().as_bytes(), other.as_os_str().as_bytes());
+    match path.strip_prefix(other) {
+        Some(rest) => rest.is_empty() || rest.starts_with(b"/") || other == b"/",
+        None => false,
     }
 }
 

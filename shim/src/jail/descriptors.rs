@@ -2,6 +2,7 @@
 
 use super::{
     first_word,
+    sources::Holder,
     step::{step, At, Failure},
     Standard,
 };
@@ -79,8 +80,14 @@ pub fn duplicate_onto(from: RawFd, to: RawFd) -> Result<(), Failure> {
 }
 
 /// Marks every descriptor but the given ones to be closed, by closing it now.
-pub fn close_all_but(control: &OwnedFd, standard: &Standard, plan: &File) -> Result<(), Failure> {
+pub fn close_all_but(
+    control: &OwnedFd,
+    standard: &Standard,
+    plan: &File,
+    holder: &Option<Holder>,
+) -> Result<(), Failure> {
     let mut kept: Vec<u32> = standard.streams.iter().map(|fd| fd.as_raw_fd() as u32).collect();
+    kept.extend(holder.iter().flat_map(Holder::descriptors).map(|fd| fd.as_raw_fd() as u32));
     kept.extend([control.as_raw_fd() as u32, plan.as_raw_fd() as u32]);
     kept.extend([0, 1, 2]);
     kept.sort_unstable();

@@ -69,10 +69,31 @@ pub fn become_program(
         channel::send(to_pid_one.as_fd(), &message, &attached).at("sendmsg", "pid 1")
     })?;
     drop(listener);
+    wait_for_leave(&to_pid_one);
     let (errno, path) = execute(plan);
     let message = FromProgram::NotExecuted { errno: errno as i32, path: path.into() };
     let _ = channel::send(to_pid_one.as_fd(), &message, &[]);
     super::exit(126)
+}
+
+/// Waits until pid 1 says that the program may be executed. Whether or not it ever does, nothing else happens.
+fn wait_for_leave(to_pid_one: &OwnedFd) {
+    loop {
+        match nix::unistd::read(to_pid_one, &mut [0]) {
+            Err(Errno::EINTR) => {}
+            Ok(1) => return,
+            Ok(_) | Err(_) => super::exit(126),
+        }
+    }
+}
+
+/// Lets the program's process execute the program, once its layers are on. One that has failed meanwhile says so.
+pub fn give_leave(from_program: &OwnedFd) -> io::Result<()> {
+    use nix::sys::socket::{send, MsgFlags};
+    match send(from_program.as_raw_fd(), &[1], MsgFlags::MSG_NOSIGNAL) {
+        Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// A process group of its own, in the foreground of its terminal. Pid 1 leads the session, so the group is not

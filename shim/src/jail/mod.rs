@@ -57,14 +57,16 @@ pub fn inside_main(control: OwnedFd) -> ! {
 }
 
 fn outer(control: &OwnedFd) -> Result<Infallible, StepFailed> {
+    // While the supervisor makes the plan; the process sees what the caller forgot open, and runs nothing.
+    let holder = step("views", sources::Holder::start_early)?;
     let (plan, plan_file, standard) = step("plan", || descriptors::receive_plan(control))?;
     step("plan", || confine::check_switches(&plan))?;
     // First: no later step may see, or leave to the jail, what the caller forgot open.
     if !plan.without.contains(&Layer::Descriptors) {
-        step("descriptors", || descriptors::close_all_but(control, &standard, &plan_file))?;
+        step("descriptors", || descriptors::close_all_but(control, &standard, &plan_file, &holder))?;
     }
     // While still the caller: a privileged caller's views are opened and mapped before its privilege is given up.
-    let sources = step("views", || sources::open_as_caller(&plan))?;
+    let sources = step("views", || sources::open_as_caller(&plan, holder))?;
     step("host user", || ids::become_host_user(&plan.ids))?;
     // From here on the jail ends with the control socket, not with the thread that happened to start the shim:
     // prctl(2) ties PR_SET_PDEATHSIG to that thread.
@@ -124,7 +126,6 @@ fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallib
     attached.extend(terminal.as_ref().map(|terminal| terminal.master.as_fd()));
     let built = FromShim::Built { workspace: true, terminal: terminal.is_some() };
     step("control socket", || channel::send(control.as_fd(), &built, &attached).at("sendmsg", "the supervisor"))?;
-    wait_for_leave(control);
     init::run(control, plan, standard, terminal.map(|terminal| terminal.slave))
 }
 
@@ -166,8 +167,10 @@ fn wait_for(control: &OwnedFd, child: nix::unistd::Pid) -> ! {
     let _ = control;
     let _ = sys::close_range(0, u32::MAX);
     loop {
-        match nix::sys::wait::waitpid(child, None) {
+        // Any child: the one that held the id map is no more either, and a process that nobody reaps counts as one.
+        match nix::sys::wait::waitpid(None, None) {
             Err(nix::errno::Errno::EINTR) => continue,
+            Ok(status) if status.pid().is_some_and(|pid| pid != child) => continue,
             Ok(nix::sys::wait::WaitStatus::Exited(_, code)) => exit(code),
             _ => exit(COULD_NOT_START),
         }

@@ -37,12 +37,17 @@ pub enum Source {
 }
 
 /// Opens all sources if the caller is privileged, none otherwise.
-pub fn open_as_caller(plan: &Plan) -> Result<Sources, Failure> {
+pub fn open_as_caller(plan: &Plan, holder: Option<Holder>) -> Result<Sources, Failure> {
     match plan.ids.owner {
-        None => Ok(Sources { opened: Vec::new(), complete: false }),
+        None => {
+            holder.map(Holder::end).transpose()?;
+            Ok(Sources { opened: Vec::new(), complete: false })
+        }
         Some(owner) => {
-            let namespace = mapping_namespace(owner, (plan.ids.host_uid, plan.ids.host_gid))?;
-            Ok(Sources { opened: open_all(plan, Some(&namespace))?, complete: true })
+            let holder = holder.map_or_else(Holder::start, Ok)?;
+            let namespace = holder.mapped(owner, (plan.ids.host_uid, plan.ids.host_gid));
+            holder.end()?;
+            Ok(Sources { opened: open_all(plan, Some(&namespace?))?, complete: true })
         }
     }
 }
@@ -128,43 +133,71 @@ fn tree(source: &Bytes, attributes: u64, mapping: Option<&OwnedFd>, optional: bo
     Ok(Source::Tree(mapped))
 }
 
-/// A user namespace that says: what belongs to `owner` on disk is shown as belonging to `host`.
-///
-/// It needs a process to be made by; that process ends as soon as the descriptor is open.
-fn mapping_namespace(owner: (u32, u32), host: (u32, u32)) -> Result<OwnedFd, Failure> {
-    let (ready, tell_ready) = nix::unistd::pipe().at("pipe", "id map")?;
-    let (finish, tell_finish) = nix::unistd::pipe().at("pipe", "id map")?;
-    let Some(holder) = sys::fork().at("fork", "id map")? else {
-        drop((ready, tell_finish));
-        let made = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_ok();
-        let _ = nix::unistd::write(&tell_ready, &[u8::from(made)]);
-        let _ = nix::unistd::read(&finish, &mut [0]);
-        super::exit(0)
-    };
-    drop((tell_ready, finish));
-    let namespace = fill_mapping(holder, &ready, owner, host);
-    drop(tell_finish);
-    nix::sys::wait::waitpid(holder, None).at("waitpid", "id map")?;
-    namespace
+/// A process in a user namespace of its own, which maps nobody yet. It lives until the map is open.
+pub struct Holder {
+    process: nix::unistd::Pid,
+    /// One byte, once the namespace is there: 1, or 0 when it could not be made.
+    ready: OwnedFd,
+    /// The process ends when this closes.
+    finish: OwnedFd,
 }
 
-fn fill_mapping(
-    holder: nix::unistd::Pid,
-    ready: &OwnedFd,
-    owner: (u32, u32),
-    host: (u32, u32),
-) -> Result<OwnedFd, Failure> {
-    let mut made = [0];
-    nix::unistd::read(ready, &mut made).at("read", "id map")?;
-    if made != [1] {
-        return Err(io::Error::from_raw_os_error(libc::EPERM)).at("unshare", "user namespace for the id map");
+impl Holder {
+    /// For a caller who is going to need one, while there is no plan yet: making a process and a namespace takes about
+    /// as long as the supervisor's making the plan.
+    pub fn start_early() -> Result<Option<Holder>, Failure> {
+        match nix::unistd::Uid::effective().is_root() {
+            true => Holder::start().map(Some),
+            false => Ok(None),
+        }
     }
-    let write = |file: &str, text: String| {
-        let path = format!("/proc/{holder}/{file}");
-        fs::write(&path, &text).at("write", format_args!("{path}: {text}"))
-    };
-    write("uid_map", format!("{} {} 1", owner.0, host.0))?;
-    write("gid_map", format!("{} {} 1", owner.1, host.1))?;
-    let path = format!("/proc/{holder}/ns/user");
-    fs::File::open(&path).map(OwnedFd::from).at("open", path)
+
+    fn start() -> Result<Holder, Failure> {
+        let flags = nix::fcntl::OFlag::O_CLOEXEC;
+        let (ready, tell_ready) = nix::unistd::pipe2(flags).at("pipe2", "id map")?;
+        let (finish, tell_finish) = nix::unistd::pipe2(flags).at("pipe2", "id map")?;
+        let Some(process) = sys::fork().at("fork", "id map")? else {
+            drop((ready, tell_finish));
+            let made = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUSER).is_ok();
+            let _ = nix::unistd::write(&tell_ready, &[u8::from(made)]);
+            let _ = nix::unistd::read(&finish, &mut [0]);
+            super::exit(0)
+        };
+        Ok(Holder { process, ready, finish: tell_finish })
+    }
+
+    /// The descriptors that must stay open as long as this is needed.
+    pub fn descriptors(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
+        [self.ready.as_fd(), self.finish.as_fd()]
+    }
+
+    /// The namespace, which says from now on: what belongs to `owner` on disk is shown as belonging to `host`.
+    fn mapped(&self, owner: (u32, u32), host: (u32, u32)) -> Result<OwnedFd, Failure> {
+        let mut made = [0];
+        nix::unistd::read(&self.ready, &mut made).at("read", "id map")?;
+        if made != [1] {
+            return Err(io::Error::from_raw_os_error(libc::EPERM)).at("unshare", "user namespace for the id map");
+        }
+        let write = |file: &str, text: String| {
+            let path = format!("/proc/{}/{file}", self.process);
+            fs::write(&path, &text).at("write", format_args!("{path}: {text}"))
+        };
+        write("uid_map", format!("{} {} 1", owner.0, host.0))?;
+        write("gid_map", format!("{} {} 1", owner.1, host.1))?;
+        let path = format!("/proc/{}/ns/user", self.process);
+        fs::File::open(&path).map(OwnedFd::from).at("open", path)
+    }
+
+    /// Ends it. Nobody waits here for the kernel to take it down: whoever waits for pid 1 reaps this one too.
+    fn end(self) -> Result<(), Failure> {
+        nix::sys::signal::kill(self.process, nix::sys::signal::Signal::SIGKILL).at("kill", "id map")
+    }
+}
+
+/// Reaps the process that held an id map, if there was one, after it was ended.
+pub fn reap_holder() -> Result<(), Failure> {
+    match nix::sys::wait::waitpid(None, None) {
+        Ok(_) | Err(nix::errno::Errno::ECHILD) => Ok(()),
+        Err(errno) => Err(errno).at("waitpid", "id map"),
+    }
 }

@@ -21,7 +21,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     rc::Rc,
 };
 
@@ -318,23 +318,13 @@ impl Root {
 
     /// The directory at this path of the new root; it and its parents are made where missing.
     fn directory_at(&self, path: &Path) -> Result<OwnedFd, Failure> {
-        if let Ok(there) = self.open_at(path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
-            return Ok(there);
+        match self.open_at(path, OFlag::O_PATH | OFlag::O_DIRECTORY) {
+            Err(failure) if failure.errno() == Some(libc::ENOENT) && path.file_name().is_some() => {}
+            other => return other,
         }
-        let mut here = self.open_at(Path::new("/"), OFlag::O_PATH | OFlag::O_DIRECTORY)?;
-        let mut so_far = PathBuf::from("/");
-        for component in path.components() {
-            let Component::Normal(name) = component else { continue };
-            so_far.push(name);
-            here = match self.open_at(&so_far, OFlag::O_PATH | OFlag::O_DIRECTORY) {
-                Err(failure) if failure.errno() == Some(libc::ENOENT) => {
-                    mkdirat(&here, name, Mode::from_bits_truncate(0o755)).at("mkdirat", so_far.display())?;
-                    self.open_at(&so_far, OFlag::O_PATH | OFlag::O_DIRECTORY)?
-                }
-                other => other?,
-            };
-        }
-        Ok(here)
+        let (parent, name) = self.parent_of(path)?;
+        mkdirat(&*parent, name, Mode::from_bits_truncate(0o755)).at("mkdirat", path.display())?;
+        self.open_at(path, OFlag::O_PATH | OFlag::O_DIRECTORY)
     }
 
     /// The file at this path of the new root, made empty where missing.
