@@ -23,7 +23,7 @@ use crate::{
         Launcher, Policy,
     },
     service::{
-        caller,
+        caller, memory,
         plan::Plan,
         recovery,
         run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, RunReport, RunRequest, Source, Streams},
@@ -266,6 +266,7 @@ pub enum TerminalChoice {
 
 /// Runs the program.
 pub fn run(args: Args, state: Option<&Path>) -> Result<ExitCode, Failure> {
+    memory::share_one_heap();
     // Before any thread exists, so that every thread has them blocked.
     run::take_signals().map_err(|error| refused(format!("signals: {error}"), ""))?;
     let quiet = args.quiet;

@@ -350,6 +350,14 @@ pub fn query(text: &str) -> Option<Vec<(String, String)>> {
 /// # Errors
 /// As open(2), unlink(2), bind(2) and chmod(2). Something else than a socket in its place is not removed.
 pub fn bind(directory: &Path, name: &str, mode: u32) -> io::Result<UnixListener> {
+    UnixListener::from_std(listen_at(directory, name, mode)?)
+}
+
+/// As [`bind`], for a runtime that is not there yet: whoever connects waits for it.
+///
+/// # Errors
+/// As [`bind`].
+pub fn listen_at(directory: &Path, name: &str, mode: u32) -> io::Result<std::os::unix::net::UnixListener> {
     let (_held, path) = address(directory, name)?;
     match fs::symlink_metadata(&path) {
         Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(&path)?,
@@ -360,7 +368,7 @@ pub fn bind(directory: &Path, name: &str, mode: u32) -> io::Result<UnixListener>
     let listener = std::os::unix::net::UnixListener::bind(&path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
     listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
+    Ok(listener)
 }
 
 /// Connects to the socket `name` in `directory`, as [`bind`] made it.

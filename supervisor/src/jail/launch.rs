@@ -141,3 +141,9 @@ impl ShimListener {
         channel::receive(self.control.as_fd())
     }
 }
+
+impl AsFd for ShimListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+}

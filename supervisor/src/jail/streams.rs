@@ -255,6 +255,15 @@ impl Drop for RawTerminal {
     }
 }
 
+/// Whether a stream is /dev/null (null(4): character device 1, 3).
+pub fn is_nothing(stream: BorrowedFd) -> bool {
+    use nix::sys::stat::{fstat, major, minor, SFlag};
+    fstat(stream).is_ok_and(|found| {
+        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
+        kind == SFlag::S_IFCHR && (major(found.st_rdev), minor(found.st_rdev)) == (1, 3)
+    })
+}
+
 /// Rows and columns of the first of these that is a terminal (ioctl_tty(2), `TIOCGWINSZ`).
 pub fn size_of_any(streams: &[BorrowedFd]) -> Option<(u16, u16)> {
     streams.iter().find_map(|stream| sys::size(*stream))
@@ -301,6 +310,14 @@ mod tests {
         writer.join().unwrap().unwrap();
         pump.join().unwrap();
         (seen, meter.printed(), over.try_recv().is_ok())
+    }
+
+    #[test]
+    fn nothing_is_told_from_what_only_looks_like_it() {
+        let open = |path: &str| File::open(path).unwrap();
+        assert!(is_nothing(open("/dev/null").as_fd()));
+        assert!(!is_nothing(open("/dev/zero").as_fd()));
+        assert!(!is_nothing(tempfile::tempfile().unwrap().as_fd()));
     }
 
     #[test]

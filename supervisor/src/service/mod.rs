@@ -8,6 +8,7 @@ pub mod denials;
 pub mod files;
 pub mod insight;
 pub mod meanwhile;
+pub mod memory;
 pub mod plan;
 pub mod prune;
 pub mod recovery;

@@ -14,7 +14,7 @@ use crate::{
         cgroup::CgroupEnvironment,
         enforcer::{Enforcer, Exceeded},
         kernel,
-        launch::{self, Shim},
+        launch::{self, Shim, ShimListener, ShimSpeaker},
         outcome::{Backstops, Ended, Facts, NotStarted},
         probe,
         spec::Store,
@@ -28,6 +28,8 @@ use crate::{
     policy::WorkspaceAccess,
 };
 use nix::{
+    errno::Errno,
+    poll::{poll, PollFd, PollFlags, PollTimeout},
     sys::{
         signal::Signal,
         signalfd::{SfdFlags, SignalFd},
@@ -36,7 +38,7 @@ use nix::{
 };
 use std::{
     io,
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::{mpsc, Arc, Mutex, PoisonError},
     thread,
@@ -51,7 +53,7 @@ use super::{
     folder::Folder,
     handled,
     live::{Event, Live},
-    prepare::Doors,
+    prepare::{Doors, Opening},
     progress::Progress,
     Refusal, RunError, RunRequest, Streams,
 };
@@ -178,7 +180,7 @@ impl Run<'_> {
             subject: self.subject.clone(),
             room: None,
         });
-        let doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
+        let mut doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
         if !own_terminal {
             pipes.lead_to_the_caller(&streams.streams, streams.on_terminal).map_err(own("pipes"))?;
@@ -199,8 +201,14 @@ impl Run<'_> {
             shim.begin(&plan, [input.as_fd(), output.as_fd(), error.as_fd()]).map_err(own("the shim"))?;
         }
         drop(pipes.far);
-        listen(&shim, events.clone(), doors.questions.clone()).map_err(own("a thread"))?;
-        pass_signals_on(events.clone(), self.deferred.clone()).map_err(own("a thread"))?;
+        let ears = Ears {
+            events: events.clone(),
+            questions: doors.questions.clone(),
+            deferred: self.deferred.clone(),
+            doors: doors.opening.clone(),
+            knocked: doors.knocked.take(),
+        };
+        ears.listen(&shim).map_err(own("a thread"))?;
 
         let meter = OutputMeter::new(limits.output_bytes.value());
         let [input, output, error] = streams.streams;
@@ -651,7 +659,6 @@ pub(super) fn reap(shim: &mut Shim, enforcer: &Enforcer) {
 
 /// Whether the child ended within this time, by its process descriptor (pidfd_open(2)).
 pub(super) fn wait_briefly(shim: &mut Shim, time: Duration) -> bool {
-    use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
     let deadline = std::time::Instant::now() + time;
     // The child is ours and not reaped, so its number means it. Without a descriptor to be had, only looking again
     // and again is left.
@@ -676,48 +683,116 @@ pub(super) fn wait_briefly(shim: &mut Shim, time: Duration) -> bool {
     }
 }
 
-pub(super) fn listen(
-    shim: &Shim,
+/// What the listening thread tells, and to whom.
+struct Ears {
     events: mpsc::Sender<Event>,
     questions: tokio::sync::mpsc::UnboundedSender<Question>,
-) -> io::Result<()> {
-    let listener = shim.listener()?;
-    let speaker = Arc::new(shim.speaker()?);
-    thread::Builder::new().name("shim".to_owned()).stack_size(256 * 1024).spawn(move || loop {
-        let event = match listener.hear() {
+    deferred: Arc<Deferred>,
+    doors: Arc<Opening>,
+    knocked: Option<[OwnedFd; 2]>,
+}
+
+impl Ears {
+    /// Listens, on a thread of its own, to the shim, to signals, and for the first who connects to the run's sockets.
+    /// It goes on with signals when the run is over: they are kept then.
+    fn listen(mut self, shim: &Shim) -> io::Result<()> {
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        let signals = SignalFd::with_flags(&handled(), flags)?;
+        let mut listener = Some(shim.listener()?);
+        let speaker = Arc::new(shim.speaker()?);
+        thread::Builder::new().name("ears".to_owned()).stack_size(256 * 1024).spawn(move || loop {
+            let ready = match self.wait(&signals, listener.as_ref()) {
+                Ok(ready) => ready,
+                // Deaf, nobody would know of the jail's end.
+                Err(error) => {
+                    tracing::error!(%error, "the run cannot be listened to any more");
+                    let _ = self.events.send(Event::JailGone);
+                    return;
+                }
+            };
+            if ready.knocked {
+                self.knocked = None;
+                if let Err(error) = self.doors.open() {
+                    tracing::error!(%error, "the run's sockets are not served");
+                }
+            }
+            if ready.signal {
+                self.hear_signals(&signals);
+            }
+            if let (true, Some(shim)) = (ready.shim, &listener) {
+                if self.hear_shim(shim, &speaker) == Heard::Last {
+                    listener = None;
+                    self.knocked = None;
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn wait(&self, signals: &SignalFd, shim: Option<&ShimListener>) -> io::Result<Ready> {
+        let wanted = PollFlags::POLLIN;
+        let mut polled = vec![PollFd::new(signals.as_fd(), wanted)];
+        polled.extend(shim.map(|shim| PollFd::new(shim.as_fd(), wanted)));
+        polled.extend(self.knocked.iter().flatten().map(|socket| PollFd::new(socket.as_fd(), wanted)));
+        match poll(&mut polled, PollTimeout::NONE) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok(Ready::default()),
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut happened = polled.iter().map(|one| one.revents().is_some_and(|events| !events.is_empty()));
+        let signal = happened.next().unwrap_or(false);
+        let shim = shim.is_some() && happened.next().unwrap_or(false);
+        Ok(Ready { signal, shim, knocked: happened.any(|knocked| knocked) })
+    }
+
+    fn hear_signals(&self, signals: &SignalFd) {
+        while let Ok(Some(info)) = signals.read_signal() {
+            let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else { continue };
+            if self.events.send(Event::Signal(signal)).is_err() {
+                // The program is over.
+                self.deferred.keep(signal);
+            }
+        }
+    }
+
+    fn hear_shim(&self, shim: &ShimListener, speaker: &Arc<ShimSpeaker>) -> Heard {
+        let event = match shim.hear() {
             // Past the main thread, which may be busy with something that takes longer than a call should wait.
             Ok(Some((FromShim::Asked(asked), _))) => {
-                let (id, speaker) = (asked.id, Arc::clone(&speaker));
+                let (id, speaker) = (asked.id, Arc::clone(speaker));
                 let reply = Box::new(move |errno| {
                     // A jail that is gone wants no answer.
                     let _ = speaker.tell(&ToShim::Answer { id, errno });
                 });
-                let _ = questions.send(Question { asked, reply });
-                continue;
+                let _ = self.questions.send(Question { asked, reply });
+                return Heard::More;
             }
             Ok(Some((message, attached))) => Event::Shim(message, attached),
             Ok(None) | Err(_) => Event::JailGone,
         };
         let last = matches!(event, Event::JailGone);
-        if events.send(event).is_err() || last {
-            return;
+        match self.events.send(event).is_err() || last {
+            true => Heard::Last,
+            false => Heard::More,
         }
-    })?;
-    Ok(())
+    }
 }
 
-pub(super) fn pass_signals_on(events: mpsc::Sender<Event>, deferred: Arc<Deferred>) -> io::Result<()> {
-    let signals = SignalFd::with_flags(&handled(), SfdFlags::SFD_CLOEXEC)?;
-    thread::Builder::new().name("signals".to_owned()).stack_size(64 * 1024).spawn(move || {
-        while let Ok(Some(info)) = signals.read_signal() {
-            let Ok(signal) = Signal::try_from(info.ssi_signo as i32) else { continue };
-            if events.send(Event::Signal(signal)).is_err() {
-                // The program is over.
-                deferred.keep(signal);
-            }
-        }
-    })?;
-    Ok(())
+/// What can be heard without waiting.
+#[derive(Default)]
+struct Ready {
+    signal: bool,
+    shim: bool,
+    knocked: bool,
+}
+
+/// Whether the shim may say more.
+#[derive(PartialEq, Eq)]
+enum Heard {
+    /// It may.
+    More,
+    /// It is gone, or nobody wants to know.
+    Last,
 }
 
 pub(super) fn terminal_of(streams: &Streams) -> Option<Terminal> {

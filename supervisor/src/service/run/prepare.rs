@@ -25,7 +25,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     thread,
 };
 use tollgate_shim::protocol::{Launcher, Layer, Mount, Terminal};
@@ -207,15 +207,13 @@ impl Run<'_> {
         files: LateFiles,
         calls: Arc<denials::Context>,
     ) -> io::Result<Doors> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let entered = runtime.enter();
-        let broker = doors::http::bind(&self.folder.path.join("door"), "broker.sock", 0o600)?;
+        let broker = doors::http::listen_at(&self.folder.path.join("door"), "broker.sock", 0o600)?;
         if self.request.caller.privilege == Privilege::Root {
             let own = Some(plan.ids.host_uid);
             std::os::unix::fs::chown(self.folder.path.join("door/broker.sock"), own, own)?;
         }
-        let control = control::bind(&self.folder.path)?;
-        drop(entered);
+        let control = doors::http::listen_at(&self.folder.path, control::SOCKET, 0o600)?;
+        let knocked = [OwnedFd::from(broker.try_clone()?), OwnedFd::from(control.try_clone()?)];
         let insight =
             super::super::insight::RunInsight::new(&self.id, &self.request.policy, chain, plan, self.live.clone());
         let contents = doors::content::Contents::open(self.folder.path.join("contents"));
@@ -237,8 +235,11 @@ impl Run<'_> {
         let (questions, asked) = tokio::sync::mpsc::unbounded_channel();
         let chain = chain.clone();
         let live: Arc<dyn control::Controlled> = self.live.clone();
-        let thread = thread::Builder::new().name("doors".to_owned()).spawn(move || {
+        let serve = move || -> io::Result<()> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async move {
+                let broker = tokio::net::UnixListener::from_std(broker)?;
+                let control = tokio::net::UnixListener::from_std(control)?;
                 let until = |mut closed: tokio::sync::watch::Receiver<bool>| async move {
                     // The sender going away means the same.
                     let _ = closed.wait_for(|closed| *closed).await;
@@ -248,15 +249,21 @@ impl Run<'_> {
                     control::serve(control, live, until(for_control)),
                     program::serve(asked, chain, calls, for_calls)
                 );
-            });
-        })?;
+                Ok(())
+            })
+        };
+        let opening = Arc::new(Opening(Mutex::new(Serving::Later(Box::new(serve)))));
+        // Calls of the program are asked about through no socket.
+        if !plan.watch.asked.is_empty() {
+            opening.open()?;
+        }
         let hidden = plan.mounts.iter().filter_map(|mount| match mount {
             Mount::Mask { target, .. } => {
                 target.to_path().strip_prefix(&self.request.workspace).ok().map(Path::to_owned)
             }
             _ => None,
         });
-        Ok(Doors { close, thread, files, contents, hidden: hidden.collect(), questions })
+        Ok(Doors { close, opening, knocked: Some(knocked), files, contents, hidden: hidden.collect(), questions })
     }
 
     pub(super) fn world(&self, files: &LateFiles) -> Arc<dyn World> {
@@ -327,10 +334,12 @@ pub(super) fn hidden(policy: &Policy, workspace: &Path) -> Result<Vec<PathBuf>, 
     Ok(found)
 }
 
-/// The run's sockets and the thread that serves them.
+/// The run's sockets and what serves them.
 pub(super) struct Doors {
     pub(super) close: tokio::sync::watch::Sender<bool>,
-    pub(super) thread: thread::JoinHandle<()>,
+    pub(super) opening: Arc<Opening>,
+    /// What becomes readable when somebody connects for the first time.
+    pub(super) knocked: Option<[OwnedFd; 2]>,
     pub(super) files: LateFiles,
     pub(super) contents: Arc<doors::content::Contents>,
     pub(super) hidden: Vec<PathBuf>,
@@ -341,7 +350,52 @@ pub(super) struct Doors {
 impl Doors {
     pub(super) fn close(self) {
         let _ = self.close.send(true);
-        // A panic there has been reported already; the run goes on to its end.
-        let _ = self.thread.join();
+        self.opening.close();
+    }
+}
+
+/// The thread that serves the run's sockets, from when the first connects: most runs need none.
+pub(super) struct Opening(Mutex<Serving>);
+
+enum Serving {
+    /// Nobody has connected.
+    Later(Box<dyn FnOnce() -> io::Result<()> + Send>),
+    /// It serves.
+    Now(thread::JoinHandle<()>),
+    /// The run is over, or there was no thread to be had.
+    NoMore,
+}
+
+impl Opening {
+    /// Serves from now on, if it does not yet.
+    ///
+    /// # Errors
+    /// That no thread can be had. The sockets are closed then.
+    pub(super) fn open(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, Serving::NoMore) {
+            Serving::Later(serve) => {
+                let serve = move || {
+                    if let Err(error) = serve() {
+                        tracing::error!(%error, "the run's sockets are not served");
+                    }
+                };
+                *state = Serving::Now(thread::Builder::new().name("doors".to_owned()).spawn(serve)?);
+            }
+            other => *state = other,
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        let state = std::mem::replace(&mut *self.lock(), Serving::NoMore);
+        if let Serving::Now(thread) = state {
+            // A panic there has been reported already; the run goes on to its end.
+            let _ = thread.join();
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Serving> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

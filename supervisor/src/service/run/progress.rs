@@ -54,7 +54,10 @@ impl Progress {
 
     pub(super) fn start_pipes(&mut self, input: Option<OwnedFd>, outputs: [Option<OwnedFd>; 2], folder: &Folder) {
         if let (Some(to), Some(from)) = (input, self.caller[0].take_if(|_| !self.on_terminal[0])) {
-            streams::pump_input(from, to, self.input_copy.take());
+            // An input that has nothing is at its end at once, which needs nobody to see.
+            if !streams::is_nothing(from.as_fd()) {
+                streams::pump_input(from, to, self.input_copy.take());
+            }
         }
         for (index, (from, log)) in outputs.into_iter().zip(["stdout.log", "stderr.log"]).enumerate() {
             let Some(from) = from else { continue };
