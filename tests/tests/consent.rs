@@ -224,3 +224,52 @@ fn runs_on_one_quota_stay_within_it_together_whatever_happens_to_them() {
         assert_eq!((&used["used"], &used["reserved"]), (&17.into(), &0.into()), "{shown:?}");
     });
 }
+
+/// What the program writes at its socket is charged there, and applying its layer charges only what came on top.
+#[test]
+fn a_byte_written_at_the_socket_and_then_applied_is_charged_once() {
+    every_identity(|world| {
+        let used = || {
+            let shown = world.tollgate(["quota", "list", "--json"]).finish().expect_status(0).json_lines();
+            shown.iter().find(|line| line["unit"] == "write_bytes").expect("the unit")["used"].as_u64()
+        };
+        let run = |flags: &[&str], program: &str| {
+            let command = ["--write-bytes", "1MiB", "--quota", "team"];
+            let program = format!("import tollgate, os\n{program}");
+            let all = command.iter().chain(flags).copied().chain(["--", "/usr/bin/python3", "-c", &program]);
+            world.run(all).finish()
+        };
+        world.tollgate(["quota", "set", "team", "--write-bytes", "10000000B"]).finish().expect_status(0);
+
+        // More than half of the run's own limit, which twice as much would exceed.
+        run(&[], "tollgate.write('whole', 'x' * 600000)").expect_status(0);
+        assert_eq!((world.read("whole").len(), used()), (600_000, Some(600_000)));
+
+        // What the program adds to it is charged, and no more.
+        run(&[], "tollgate.write('grown', 'x' * 1000)\nopen('grown', 'a').write('y' * 200000)").expect_status(0);
+        assert_eq!((world.read("grown").len(), used()), (201_000, Some(801_000)));
+        run(
+            &[],
+            "tollgate.write('early', 'x' * 1000)\nos.rename('early', 'late')\nopen('early', 'w').write('z' * 500)",
+        )
+        .expect_status(0);
+        assert_eq!((world.read("late").len(), used()), (1_000, Some(802_500)));
+
+        // Also where another process applies it, part by part.
+        run(&["--no-apply"], "tollgate.write('one', 'x' * 1000)\ntollgate.write('two', 'x' * 1000)").expect_status(0);
+        assert_eq!(used(), Some(804_500));
+        for path in ["one", "two"] {
+            world.tollgate(["apply", "latest", path]).finish().expect_status(0);
+        }
+        assert_eq!((world.read("two").len(), used()), (1_000, Some(804_500)));
+
+        // A file that was written small at the socket does not carry a large one past the limit.
+        world.tollgate(["quota", "set", "team", "--write-bytes", "805500B"]).finish().expect_status(0);
+        let output = run(&[], "tollgate.write('small', 'x' * 10)\nopen('small', 'w').write('y' * 1010)");
+        let output = output.expect_status(0);
+        assert_eq!((output.out().as_str(), used()), ("", Some(804_510)), "{output}");
+        assert!(!world.workspace.join("small").exists(), "{output}");
+        run(&[], "tollgate.write('small', 'x' * 10)\nopen('small', 'w').write('y' * 980)").expect_status(0);
+        assert_eq!((world.read("small").len(), used()), (980, Some(805_490)));
+    });
+}

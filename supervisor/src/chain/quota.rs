@@ -13,10 +13,10 @@
 
 use super::{Answer, BoxFuture, Decision, Handler, Next};
 use crate::{
-    effect::{Class, Effect, RunId},
+    effect::{fs, Class, Door, Effect, Request, RunId},
     ledger::{
         quota::{Asked, Reserved},
-        Ledger,
+        Ledger, Written,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -186,12 +186,57 @@ impl Meter {
     }
 }
 
+/// What of a run's changes was charged when its program asked for it.
+///
+/// Each quota has its own: what one was told is charged already, the next was charged too.
+struct Charged {
+    ledger: Ledger,
+    run: RunId,
+    /// Read when the first change comes, which is after the last thing that the program asked for.
+    written: Mutex<Option<Written>>,
+}
+
+impl Charged {
+    fn of(ledger: Ledger, run: RunId) -> Charged {
+        Charged { ledger, run, written: Mutex::default() }
+    }
+
+    /// How many of the bytes that this effect writes were charged already.
+    fn bytes_of(&self, effect: &Effect) -> u64 {
+        let (Door::Workspace, Request::Fs(fs::Request::Write { path, node, .. })) = (effect.door, &effect.request)
+        else {
+            return 0;
+        };
+        let fs::Node::File { digest, bytes, .. } = node else { return 0 };
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match &mut *written {
+            Some(written) => written,
+            // Where it cannot be read, bytes are charged twice and never too little.
+            none => none.insert(self.ledger.written_at_door(&self.run).unwrap_or_else(|error| {
+                tracing::error!(%error, "what was written at the API door is charged again");
+                Written::default()
+            })),
+        };
+        known.take(path, digest, *bytes)
+    }
+}
+
+/// How much of a unit an effect would use that was not charged yet.
+fn uncharged(unit: Unit, effect: &Effect, charged: Option<&Charged>) -> u64 {
+    let amount = unit.amount(effect);
+    match unit {
+        Unit::WriteBytes if amount > 0 => amount - charged.map_or(0, |charged| charged.bytes_of(effect)).min(amount),
+        Unit::WriteBytes | Unit::Effects | Unit::EgressBytes | Unit::Spend => amount,
+    }
+}
+
 /// The handler: one meter under one limit, in memory.
 pub struct Quota {
     id: String,
     unit: Unit,
     limit: u64,
     meter: Arc<Meter>,
+    charged: Option<Charged>,
 }
 
 impl Quota {
@@ -199,7 +244,13 @@ impl Quota {
     pub fn new(id: impl Into<String>, unit: Unit, limit: u64, meters: &Meters) -> Quota {
         let id = id.into();
         let meter = meters.meter(&id, unit);
-        Quota { id, unit, limit, meter }
+        Quota { id, unit, limit, meter, charged: None }
+    }
+
+    /// The same, for a run whose changes are charged only as far as they were not when the program asked for them.
+    #[must_use]
+    pub fn charging_once(self, ledger: Ledger, run: RunId) -> Quota {
+        Quota { charged: Some(Charged::of(ledger, run)), ..self }
     }
 }
 
@@ -210,7 +261,7 @@ impl Handler for Quota {
 
     fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            let amount = self.unit.amount(effect);
+            let amount = uncharged(self.unit, effect, self.charged.as_ref());
             if amount == 0 {
                 return next.run(effect).await;
             }
@@ -256,14 +307,13 @@ pub struct SharedQuota {
     id: String,
     /// Where they are narrower than the quota's own.
     limits: Amounts,
-    ledger: Ledger,
-    run: RunId,
+    charged: Charged,
 }
 
 impl SharedQuota {
     /// Charges the effects of this run to the quota with this id, under its limits and these.
     pub fn new(id: impl Into<String>, limits: Amounts, ledger: Ledger, run: RunId) -> SharedQuota {
-        SharedQuota { id: id.into(), limits, ledger, run }
+        SharedQuota { id: id.into(), limits, charged: Charged::of(ledger, run) }
     }
 }
 
@@ -276,11 +326,11 @@ impl Handler for SharedQuota {
         Box::pin(async move {
             let amounts: Amounts = Unit::ALL
                 .into_iter()
-                .map(|unit| (unit, unit.amount(effect)))
+                .map(|unit| (unit, uncharged(unit, effect, Some(&self.charged))))
                 .filter(|(_, amount)| *amount > 0)
                 .collect();
             let asked = Asked {
-                run: self.run.clone(),
+                run: self.charged.run.clone(),
                 quota: self.id.clone(),
                 amounts,
                 limits: self.limits.clone(),
@@ -288,7 +338,7 @@ impl Handler for SharedQuota {
                 digest: effect.digest(),
             };
             let began = std::time::Instant::now();
-            let reserved = self.ledger.reserve(asked).await;
+            let reserved = self.charged.ledger.reserve(asked).await;
             next.note_waiting(began.elapsed());
             let reservation = match reserved {
                 Ok(Reserved::Held(reservation)) => reservation,

@@ -210,7 +210,10 @@ impl Element {
         match self {
             Element::Receipts => Arc::new(Receipts::new(wiring.ledger.clone(), wiring.run.clone())),
             Element::Admission(admission) => Arc::new(admission.clone()),
-            Element::Quota { id, unit, limit } => Arc::new(Quota::new(id.clone(), *unit, *limit, wiring.meters)),
+            Element::Quota { id, unit, limit } => {
+                let quota = Quota::new(id.clone(), *unit, *limit, wiring.meters);
+                Arc::new(quota.charging_once(wiring.ledger.clone(), wiring.run.clone()))
+            }
             Element::SharedQuota { id, limits } => {
                 let (ledger, run) = (wiring.ledger.clone(), wiring.run.clone());
                 Arc::new(SharedQuota::new(id.clone(), limits.clone(), ledger, run))

@@ -31,6 +31,7 @@ mod store;
 pub mod time;
 pub mod verify;
 mod writer;
+mod written;
 
 pub use cut::Cut;
 pub use draft::{Draft, Timing};
@@ -45,6 +46,7 @@ pub use state::state_dir;
 pub use time::{Clock, SystemClock, Timestamp};
 pub use verify::{Broken, Fault, Host, Trust, Verification};
 pub use writer::Durability;
+pub use written::Written;
 
 use crate::effect::RunId;
 use record::Receipt;
