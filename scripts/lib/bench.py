@@ -260,6 +260,29 @@ def opens():
     compare("100,000 times open and close of one file, jailed against bare", ours, theirs, "")
 
 
+def door():
+    """One small effect at the API door, asked for in the jail, against as many bytes over a bare socket."""
+    work = folder("door")
+    (work / "small").write_text("small")
+    program = work / "door"
+    shutil.copy(TARGET / "release/examples/door", program)
+    count = 3000
+    times = {work: ([], []) for work in ("read", "write")}
+    for _ in range(9):
+        for line in quiet(jailed("./door", "effects", str(count)), work).splitlines():
+            told = json.loads(line)
+            sizes = [str(told["request"]), str(told["answer"])]
+            bare = json.loads(quiet([str(program), "bare", *sizes, str(count)], work))
+            ours, theirs = times[told["work"]]
+            ours.append(told["median_us"])
+            theirs.append(bare["median_us"])
+    for name, (ours, theirs) in times.items():
+        cells = [f"{statistics.median(side):.1f} µs ({min(side):.1f} to {max(side):.1f})" for side in (ours, theirs)]
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        row(f"a {name} of five bytes at the API door, against as many bytes over a bare Unix socket", *cells,
+            f"{ratio:.2f}", "≤ 2.0", len(ours))
+
+
 def machine():
     def first(path, pattern):
         match = re.search(pattern, pathlib.Path(path).read_text(), re.MULTILINE)
@@ -274,7 +297,7 @@ def machine():
           f"{quiet(['bwrap', '--version'], '/').strip()}, Tollgate {commit.stdout.strip() or 'of no repository'}.")
 
 
-PARTS = {part.__name__: part for part in (start, suite, large, alive, receipts, files, opens)}
+PARTS = {part.__name__: part for part in (start, suite, large, alive, receipts, files, opens, door)}
 
 
 def main():
