@@ -22,6 +22,8 @@ pub enum Point {
     IntentWritten,
     /// It has happened, and that is not on disk.
     EffectDone,
+    /// An effect's receipt outlives this process, and whoever asked is not told.
+    ReceiptWritten,
     /// The program is over and its jail is gone.
     ProgramEnded,
     /// The run is marked as applying, and nothing is applied.
@@ -36,7 +38,7 @@ pub enum Point {
 
 impl Point {
     /// Every point.
-    pub const ALL: [Point; 13] = [
+    pub const ALL: [Point; 14] = [
         Point::RunRecorded,
         Point::FolderMade,
         Point::LedgerCommits,
@@ -45,6 +47,7 @@ impl Point {
         Point::JailBuilt,
         Point::IntentWritten,
         Point::EffectDone,
+        Point::ReceiptWritten,
         Point::ProgramEnded,
         Point::ApplyingMarked,
         Point::BatchStep,
@@ -63,6 +66,7 @@ impl Point {
             Point::JailBuilt => "jail-built",
             Point::IntentWritten => "intent-written",
             Point::EffectDone => "effect-done",
+            Point::ReceiptWritten => "receipt-written",
             Point::ProgramEnded => "program-ended",
             Point::ApplyingMarked => "applying-marked",
             Point::BatchStep => "batch-step",

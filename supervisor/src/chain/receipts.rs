@@ -43,7 +43,7 @@ impl Handler for Receipts {
 
     fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            if let Err(error) = self.ledger.writable() {
+            if let Err(error) = self.ledger.writable_for(&self.run).await {
                 return refusal(&error);
             }
             let clock = self.ledger.clock().clone();
@@ -71,11 +71,14 @@ impl Handler for Receipts {
             // From here on the receipt is in the writer's queue, whether or not anybody waits for it.
             unfinished.edge = None;
             let written = match edge.take() {
-                Reached::Intended(intent) => intent.complete_async(draft, kept(effect, &answer)).await,
-                Reached::No | Reached::Yes => self.ledger.append_async(draft).await,
+                Reached::Intended(intent) => intent.complete_async(draft, kept(effect, &answer)).await.map(|_| ()),
+                Reached::No | Reached::Yes => self.ledger.append_soon(draft).await,
             };
+            if written.is_ok() {
+                crash::reach(Point::ReceiptWritten);
+            }
             match written {
-                Ok(_) => answer,
+                Ok(()) => answer,
                 Err(error) => unrecorded(answer, &error),
             }
         })

@@ -144,6 +144,9 @@ pub enum Error {
     /// A run's chain is as long as it can be.
     #[error("run `{0}` has 2^32-1 receipts, the most that a chain holds; start another run")]
     ChainFull(String),
+    /// A receipt of a run's spool cannot be taken over before those in front of it.
+    #[error("receipts of run `{0}` wait in its spool for one that could not be written; the next effect or the run's end tries again")]
+    SpoolBehind(String),
     /// An intent that is not open.
     #[error("no open intent {0}; `in_doubt` lists those that are")]
     NoIntent(i64),

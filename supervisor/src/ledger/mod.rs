@@ -26,6 +26,7 @@ pub mod record;
 mod reserve;
 mod row;
 mod runs;
+mod spool;
 mod state;
 mod store;
 pub mod time;
@@ -73,6 +74,8 @@ struct Shared {
     /// Connections that read, at rest.
     readers: Mutex<Vec<Connection>>,
     open_reader: fn(&Path) -> Result<Connection>,
+    /// Where receipts are until the writer has committed them.
+    spools: spool::Spools,
 }
 
 impl fmt::Debug for Ledger {
@@ -136,7 +139,8 @@ impl Ledger {
 
     fn new(state: &Path, database: PathBuf, clock: Arc<dyn Clock>, writer: Option<Writer>) -> Ledger {
         let (state, readers) = (state.to_owned(), Mutex::default());
-        let shared = Shared { state, database, clock, writer, readers, open_reader: store::open_reader };
+        let (open_reader, spools) = (store::open_reader, spool::Spools::default());
+        let shared = Shared { state, database, clock, writer, readers, open_reader, spools };
         Ledger { shared: Arc::new(shared) }
     }
 
@@ -226,6 +230,10 @@ impl Ledger {
 
     /// Appends a receipt without waiting. For when the one who would wait is gone; a failure is logged.
     pub(crate) fn append_unattended(&self, draft: Draft) {
+        let draft = match self.spool_unattended(draft) {
+            Ok(()) => return,
+            Err(draft) => *draft,
+        };
         let writer = match self.writer() {
             Ok(writer) => writer,
             Err(error) => return tracing::error!(%error, "a receipt is lost"),

@@ -171,24 +171,19 @@ impl Ledger {
     /// [`Error::NotFound`] when there is no such run.
     pub fn end_run(&self, run: &RunRecord, last: Vec<Draft>) -> Result<RunRecord> {
         let (run, started, json, now) = (run.clone(), started(run)?, json(run), self.clock().now());
-        self.call(Durability::Process, move |batch| {
+        let (spooled, id) = (self.spooled(&run.id)?, run.id.clone());
+        let ended = self.call(Durability::Process, move |batch| {
+            super::spool::fold(batch, &run.id, &spooled)?;
             batch.append(&last)?;
             replace(batch, &run, started, &json)?;
             super::intent::record_in_doubt(batch, &run.id)?;
             seal(batch, &run.id, now)?;
-            let failed = batch.failed("count a run's receipts");
-            batch
-                .connection()
-                .query_row(
-                    concat!(
-                        "SELECT runs.id, record, count, refused, once FROM runs JOIN chains ON chains.run = runs.n ",
-                        "WHERE runs.id = ?1"
-                    ),
-                    [&run.id.0],
-                    read_run,
-                )
-                .map_err(failed)?
-        })
+            // The table has the counts of before this transaction, until it ends.
+            let effects = batch.chain(&run.id)?.counts();
+            Ok(RunRecord { effects, ..run.clone() })
+        })?;
+        self.remove_spool(&id);
+        Ok(ended)
     }
 
     /// The run with this id, the only one whose id begins so, or the newest for the word `latest`.

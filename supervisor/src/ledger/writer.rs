@@ -8,7 +8,7 @@ use super::{
     draft::Draft,
     key::HostKey,
     mark::{self, Checkpoint},
-    record::Receipt,
+    record::{EffectCounts, Receipt},
     reserve::Reserve,
     row,
     runs::Head,
@@ -29,10 +29,15 @@ use std::{
         Arc, Mutex, OnceLock,
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 /// How much work one transaction takes at most, so that the first in it does not wait for ever.
 const BATCH: usize = 4096;
+
+/// How long work that nobody waits for is left to gather: at one commit for all of it, and one wakening of the thread, an
+/// effect costs its asker neither.
+const COMPANY: Duration = Duration::from_millis(5);
 
 /// What a piece of work survives once it is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +55,10 @@ pub(super) type Work<T> = Box<dyn FnMut(&mut Batch<'_>) -> Result<T> + Send>;
 
 trait Job: Send {
     fn durability(&self) -> Durability;
+    /// Whether somebody waits for it.
+    fn is_urgent(&self) -> bool {
+        true
+    }
     /// Does the work; an error is the database's, and fails the batch.
     fn apply(&mut self, batch: &mut Batch<'_>) -> Result<()>;
     fn acknowledge(self: Box<Self>, committed: Result<()>);
@@ -103,9 +112,36 @@ struct Opened {
     live_runs: bool,
 }
 
+/// Comes alone into the queue to say that there is work that can wait.
+struct Nudge;
+
+impl Job for Nudge {
+    fn durability(&self) -> Durability {
+        Durability::Process
+    }
+
+    fn is_urgent(&self) -> bool {
+        false
+    }
+
+    fn apply(&mut self, _: &mut Batch<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn acknowledge(self: Box<Self>, _: Result<()>) {}
+}
+
+/// Work that can wait for company, in its order.
+type Soon = Arc<Mutex<Vec<Box<dyn Job>>>>;
+
+fn take(soon: &Soon) -> Vec<Box<dyn Job>> {
+    std::mem::take(&mut *soon.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
 /// The handle on the thread.
 pub(super) struct Writer {
     queue: Mutex<Option<Sender<Box<dyn Job>>>>,
+    soon: Soon,
     thread: Mutex<Option<JoinHandle<()>>>,
     opened: Arc<OnceLock<Result<Opened>>>,
     reserve: Arc<Reserve>,
@@ -117,11 +153,13 @@ impl Writer {
         let (queue, jobs) = mpsc::channel();
         let (opened, reserve) = (Arc::new(OnceLock::new()), Arc::new(Reserve::beside(&database)));
         let (tell, released) = (opened.clone(), reserve.clone());
+        let soon = Soon::default();
+        let waiting = soon.clone();
         let thread = std::thread::Builder::new()
             .name("ledger".to_owned())
-            .spawn(move || run(&database, &jobs, &tell, &released))
+            .spawn(move || run(&database, &jobs, &waiting, &tell, &released))
             .map_err(|error| Error::WriterGone(format!("it could not start: {error}")))?;
-        Ok(Writer { queue: Mutex::new(Some(queue)), thread: Mutex::new(Some(thread)), opened, reserve })
+        Ok(Writer { queue: Mutex::new(Some(queue)), soon, thread: Mutex::new(Some(thread)), opened, reserve })
     }
 
     /// Waits until the database is open and in its newest form.
@@ -165,6 +203,27 @@ impl Writer {
         refused.acknowledge(Err(Error::WriterGone("the ledger is closed".to_owned())));
     }
 
+    /// Queues work that is safe elsewhere and that nobody waits for: it is done with the next that somebody waits for, or
+    /// after [`COMPANY`], in the order in which it came. `reply` is as in [`Writer::submit`].
+    pub(super) fn submit_soon<T: Send + 'static>(&self, work: Work<T>, reply: impl FnOnce(Result<T>) + Send + 'static) {
+        let task = Box::new(Task { durability: Durability::Process, work, result: None, reply });
+        let mut soon = self.soon.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let first = soon.is_empty();
+        soon.push(task);
+        drop(soon);
+        if !first {
+            // Whoever came first has said so; the thread takes all of them.
+            return;
+        }
+        let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if queue.as_ref().is_none_or(|queue| queue.send(Box::new(Nudge)).is_err()) {
+            drop(queue);
+            for job in take(&self.soon) {
+                job.acknowledge(Err(Error::WriterGone("the ledger is closed".to_owned())));
+            }
+        }
+    }
+
     /// Queues work and waits for it.
     pub(super) fn call<T: Send + 'static>(&self, durability: Durability, work: Work<T>) -> Result<T> {
         let (reply, answer) = mpsc::sync_channel(1);
@@ -199,7 +258,13 @@ impl Drop for Writer {
     }
 }
 
-fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<Opened>>, reserve: &Reserve) {
+fn run(
+    database: &Path,
+    jobs: &Receiver<Box<dyn Job>>,
+    soon: &Soon,
+    opened: &OnceLock<Result<Opened>>,
+    reserve: &Reserve,
+) {
     // Without the key no run could be sealed, so none begins.
     let open = || -> Result<_> {
         let connection = store::open_writer(database)?;
@@ -216,7 +281,9 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
         Err(error) => {
             let _ = opened.set(Err(error.clone()));
             while let Ok(job) = jobs.recv() {
-                job.acknowledge(Err(error.clone()));
+                for job in take(soon).into_iter().chain([job]) {
+                    job.acknowledge(Err(error.clone()));
+                }
             }
             return;
         }
@@ -225,8 +292,15 @@ fn run(database: &Path, jobs: &Receiver<Box<dyn Job>>, opened: &OnceLock<Result<
     let mut writing = Writing { database, key, synced: Durability::Process, durable: None };
     let mut next = jobs.recv().ok();
     while let Some(first) = next {
-        let mut batch = vec![first];
-        batch.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
+        let mut urgent = vec![first];
+        if !urgent[0].is_urgent() {
+            // Also when everybody who could ask is gone meanwhile: what is there is still to be done.
+            urgent.extend(jobs.recv_timeout(COMPANY));
+        }
+        urgent.extend(std::iter::from_fn(|| jobs.try_recv().ok()).take(BATCH - 1));
+        // What came before the first of those that are waited for comes before it here too.
+        let mut batch = take(soon);
+        batch.append(&mut urgent);
         let mut committed = writing.transact(&mut connection, &mut batch);
         if let Err(error @ Error::DiskFull { .. }) = &committed {
             if reserve.release(error) {
@@ -339,8 +413,17 @@ pub(super) struct Chain {
     pub(super) head: Digest,
     refused: u64,
     once: u64,
+    /// The last receipt that was taken over from its spool.
+    pub(super) spooled: u64,
     last_us: i64,
     changed: bool,
+}
+
+impl Chain {
+    /// Its receipts, counted.
+    pub(super) fn counts(&self) -> EffectCounts {
+        EffectCounts { count: self.count, refused: self.refused, once: self.once }
+    }
 }
 
 impl<'a> Batch<'a> {
@@ -371,7 +454,7 @@ impl<'a> Batch<'a> {
             let found = self
                 .connection
                 .prepare_cached(
-                    "SELECT chains.run, count, refused, once, last_us, head FROM chains \
+                    "SELECT chains.run, count, refused, once, last_us, head, spooled FROM chains \
                      JOIN runs ON runs.n = chains.run WHERE runs.id = ?1",
                 )
                 .and_then(|mut statement| {
@@ -384,6 +467,7 @@ impl<'a> Batch<'a> {
                                 once: row.get::<_, i64>(3)? as u64,
                                 last_us: row.get(4)?,
                                 head: Digest(row.get(5)?),
+                                spooled: row.get::<_, i64>(6)? as u64,
                                 changed: false,
                             })
                         })
@@ -430,7 +514,8 @@ impl<'a> Batch<'a> {
         for chain in self.chains.values().filter(|chain| chain.changed) {
             self.connection
                 .prepare_cached(
-                    "UPDATE chains SET count = ?2, refused = ?3, once = ?4, last_us = ?5, head = ?6 WHERE run = ?1",
+                    "UPDATE chains SET count = ?2, refused = ?3, once = ?4, last_us = ?5, head = ?6, spooled = ?7 \
+                     WHERE run = ?1",
                 )
                 .and_then(|mut statement| {
                     statement.execute(params![
@@ -439,7 +524,8 @@ impl<'a> Batch<'a> {
                         chain.refused as i64,
                         chain.once as i64,
                         chain.last_us,
-                        chain.head.0
+                        chain.head.0,
+                        chain.spooled as i64
                     ])
                 })
                 .map_err(failed)?;

@@ -141,6 +141,8 @@ pub fn recover_run(ledger: &Ledger, record: &RunRecord) -> ledger::Result<Option
     if record.state == RunState::Ended {
         return Ok(None);
     }
+    // First, so that what the program asked for comes before what became of it.
+    ledger.take_over_spool(&record.id)?;
     let Some((what, changes)) = settle_workspace(&ledger, &record, &run_dir)? else { return Ok(None) };
     if let Some(folder) = &folder {
         let keep =
