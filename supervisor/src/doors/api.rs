@@ -61,7 +61,7 @@ const READ_BUDGET: usize = 64 * 1024 * 1024;
 /// What one list counts in the read budget: its length is known only once it is there.
 const LIST_SHARE: usize = 16 * 1024 * 1024;
 
-/// Bytes of contents that may wait for the world at once, on the disk.
+/// Bytes of contents that may wait for the world at once, nearly all of them on the disk.
 const WRITE_BUDGET: usize = 256 * 1024 * 1024;
 
 /// The unit of both budgets: semaphores count in 32 bits.
@@ -614,7 +614,7 @@ impl Api {
 
     /// Streams a body to where the world will find it.
     async fn take(&self, body: Incoming, length: usize) -> Result<Held, NoEffect> {
-        let mut arriving = self.context.contents.begin().await.map_err(|cause| cannot_keep(&cause))?;
+        let mut arriving = self.context.contents.begin();
         let mut body = Limited::new(body, length);
         let all = async {
             while let Some(piece) = next_piece(&mut body, length).await? {

@@ -28,7 +28,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         atomic::{AtomicU64, Ordering},
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
     },
 };
 
@@ -42,6 +42,9 @@ pub const MAX_LIST_ENTRIES: usize = 100_000;
 
 /// The most entries that one `fs/delete` removes.
 pub const MAX_DELETE_ENTRIES: usize = 1_000_000;
+
+/// What is longer than this is read and written apart from the caller's thread, which others wait for too.
+const BRIEF_BYTES: u64 = 64 * 1024;
 
 /// How often a resolution that raced with a rename is tried again (openat2(2), EAGAIN).
 const RESOLVE_ATTEMPTS: usize = 64;
@@ -137,28 +140,86 @@ impl WorkspaceFiles {
 
     /// Does one file effect, blocking. Any other family fails.
     pub fn perform(&self, effect: &Effect) -> Answer {
+        let all = || self.inner.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.perform_by(effect, u64::MAX, || Some(all())).unwrap_or_else(|| {
+            // Only what is too long or has to wait is left undone.
+            Answer::failed(format!("{} on `{}` was left undone", effect.kind, effect.resource), "ask again")
+        })
+    }
+
+    /// Does a file effect that takes no longer than handing it to another thread would; none where it may, and then
+    /// nothing was done.
+    fn perform_brief(&self, effect: &Effect) -> Option<Answer> {
+        let brief = match &effect.request {
+            Request::Fs(fs::Request::Read { .. }) => true,
+            // A whole file may have to be read to know whether it is what is expected.
+            Request::Fs(fs::Request::Write { expect: Some(fs::Expect::File { .. }), .. }) => false,
+            Request::Fs(fs::Request::Write { node, .. }) => match node {
+                fs::Node::File { bytes, .. } => *bytes <= BRIEF_BYTES,
+                fs::Node::Directory { .. } | fs::Node::Link { .. } | fs::Node::Attributes { .. } => true,
+            },
+            Request::Fs(fs::Request::List { .. } | fs::Request::Delete { .. } | fs::Request::Move { .. })
+            | Request::Run(_)
+            | Request::Jail(_)
+            | Request::Api(_)
+            | Request::Program(_) => false,
+        };
+        let free = || match self.inner.writing.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        brief.then(|| self.perform_by(effect, BRIEF_BYTES, free)).flatten()
+    }
+
+    /// Does one file effect; none where it reads more than this many bytes, or the writers' turn does not come.
+    fn perform_by<'a>(
+        &'a self,
+        effect: &Effect,
+        most: u64,
+        turn: impl FnOnce() -> Option<MutexGuard<'a, ()>>,
+    ) -> Option<Answer> {
         let _as_program = match self.inner.identity.map(AsProgram::enter).transpose() {
             Ok(guard) => guard,
             Err(error) => {
-                return failure(effect.kind.name(), &effect.resource.to_string(), &error, "start the run as its owner")
+                let hint = "start the run as its owner";
+                return Some(failure(effect.kind.name(), &effect.resource.to_string(), &error, hint));
             }
         };
-        match &effect.request {
-            Request::Fs(fs::Request::Read { path, offset, limit }) => self.inner.read(path, *offset, *limit),
-            Request::Fs(fs::Request::List { path }) => self.inner.list(path),
-            Request::Fs(fs::Request::Write { path, node, expect }) => self.inner.write(path, node, expect.as_ref()),
-            Request::Fs(fs::Request::Delete { path, expect }) => self.inner.delete(path, expect.as_ref()),
-            Request::Fs(fs::Request::Move { path, to }) => self.inner.rename(path, to),
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => Answer::failed(
-                format!("{} on `{}` is no file effect", effect.kind, escape_controls(&effect.resource.to_string())),
-                "this is a bug of Tollgate; please report it",
-            ),
+        let request = match &effect.request {
+            Request::Fs(request) => request,
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => {
+                return Some(Answer::failed(
+                    format!("{} on `{}` is no file effect", effect.kind, escape_controls(&effect.resource.to_string())),
+                    "this is a bug of Tollgate; please report it",
+                ))
+            }
+        };
+        // Held to the end of its arm, which is the end of the effect.
+        match request {
+            fs::Request::Read { path, offset, limit } => self.inner.read_up_to(path, *offset, *limit, most),
+            fs::Request::List { path } => Some(self.inner.list(path)),
+            fs::Request::Write { path, node, expect } => {
+                let _one_writer = turn()?;
+                Some(self.inner.write(path, node, expect.as_ref()))
+            }
+            fs::Request::Delete { path, expect } => {
+                let _one_writer = turn()?;
+                Some(self.inner.delete(path, expect.as_ref()))
+            }
+            fs::Request::Move { path, to } => {
+                let _one_writer = turn()?;
+                Some(self.inner.rename(path, to))
+            }
         }
     }
 }
 
 impl World for WorkspaceFiles {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+        if let Some(answer) = self.perform_brief(effect) {
+            return Box::pin(std::future::ready(answer));
+        }
         let (files, copy) = (self.clone(), effect.clone());
         Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || files.perform(&copy));
@@ -260,9 +321,10 @@ impl Inner {
         Ok((self.open(parent, OFlags::PATH | OFlags::DIRECTORY)?, name))
     }
 
-    fn read(&self, text: &str, offset: u64, limit: u64) -> Answer {
+    /// Reads at most so many bytes; none where it would be more.
+    fn read_up_to(&self, text: &str, offset: u64, limit: u64, most: u64) -> Option<Answer> {
         let kind = "fs/read";
-        let work = || -> io::Result<Answer> {
+        let work = || -> io::Result<Option<Answer>> {
             let path = parsed(text)?;
             // A handle first: opening a device or FIFO for reading would already act on it.
             let handle = self.open(&path, OFlags::PATH)?;
@@ -273,11 +335,15 @@ impl Inner {
                 _ => return Err(Errno::INVAL.into()),
             }
             let file = File::from(self.open(&path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?);
-            if tree::kind_of(&kernel::fstat(&file)?) != FileType::RegularFile {
+            let stat = kernel::fstat(&file)?;
+            if tree::kind_of(&stat) != FileType::RegularFile {
                 return Err(Errno::INVAL.into());
             }
-            let size = file.metadata()?.len();
+            let size = u64::try_from(stat.st_size).unwrap_or(0);
             let wanted = limit.min(MAX_READ_BYTES).min(size.saturating_sub(offset));
+            if wanted > most {
+                return Ok(None);
+            }
             let mut body = vec![0; usize::try_from(wanted).map_err(|_| Errno::FBIG)?];
             let mut done = 0;
             while done < body.len() {
@@ -294,9 +360,9 @@ impl Inner {
                 Answer::done(json!({ "size": size, "offset": offset, "bytes": done, "end": end }), done as u64);
             answer.digest = Some(Digest::of(&body));
             answer.body = Some(body);
-            Ok(answer)
+            Ok(Some(answer))
         };
-        work().unwrap_or_else(|error| failure(kind, text, &error, HINT))
+        work().unwrap_or_else(|error| Some(failure(kind, text, &error, HINT)))
     }
 
     fn list(&self, text: &str) -> Answer {
@@ -346,7 +412,7 @@ impl Inner {
         work().unwrap_or_else(|error| failure(kind, text, &error, HINT))
     }
 
-    /// Changes what is at a path, alone among the writers, if it is what is expected there.
+    /// Changes what is at a path, if it is what is expected there. The caller has the writers' turn.
     fn change(
         &self,
         kind: &'static str,
@@ -354,7 +420,6 @@ impl Inner {
         expect: Option<&fs::Expect>,
         work: impl FnOnce(&OwnedFd, &OsStr) -> io::Result<Answer>,
     ) -> Answer {
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let checked = || {
             let path = parsed(text)?;
             let (parent, name) = self.parent(&path)?;
@@ -375,7 +440,7 @@ impl Inner {
                     let temporary = self.temporary();
                     let placed = self
                         .fill(parent.as_fd(), &temporary, digest, *bytes, *mode)
-                        .and_then(|()| Ok(kernel::renameat_with(parent, &temporary, parent, name, flags)?));
+                        .and_then(|()| put_in_place(parent.as_fd(), &temporary, name, flags));
                     if let Err(error) = placed {
                         let _ = kernel::unlinkat(parent, &temporary, AtFlags::empty());
                         return Err(error);
@@ -422,7 +487,8 @@ impl Inner {
         let mut content = self.contents.open(digest)?;
         let mut file = tree::create_file_at(parent, name)?;
         let mut hash = sha2::Sha256::new();
-        let mut buffer = vec![0; 64 * 1024];
+        // One byte more than is wanted shows what is longer.
+        let mut buffer = vec![0; bytes.saturating_add(1).min(64 * 1024) as usize];
         let mut total: u64 = 0;
         loop {
             match content.read(&mut buffer) {
@@ -459,7 +525,6 @@ impl Inner {
 
     fn rename(&self, text: &str, to_text: &str) -> Answer {
         let kind = "fs/move";
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let work = || -> io::Result<Answer> {
             let (path, to) = (parsed(text)?, parsed(to_text)?);
             let (parent, name) = self.parent(&path)?;
@@ -479,6 +544,28 @@ impl Inner {
             failure(kind, text, &error, hint)
         })
     }
+}
+
+/// Gives a new file its name, whatever has it.
+///
+/// A rename over a file makes ext4 write the new one out at once (ext4(5), `auto_da_alloc`), which a file in a run's own
+/// layer does not need: there is no state of it that should outlive a loss of power. An exchange does not, and is as
+/// atomic. It makes an overlay copy up what is there, so it is for what is short.
+fn put_in_place(parent: BorrowedFd<'_>, temporary: &OsStr, name: &OsStr, flags: RenameFlags) -> io::Result<()> {
+    let short = |stat: kernel::Stat| {
+        tree::kind_of(&stat) == FileType::RegularFile
+            && u64::try_from(stat.st_size).is_ok_and(|size| size <= BRIEF_BYTES)
+    };
+    let rename = |flags| kernel::renameat_with(parent, temporary, parent, name, flags);
+    let replaced = flags.is_empty() && kernel::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(short);
+    if !replaced || rename(RenameFlags::EXCHANGE).is_err() {
+        return Ok(rename(flags)?);
+    }
+    kernel::unlinkat(parent, temporary, AtFlags::empty()).or_else(|error| {
+        // What was there is no file any more: it stays, and the new one is removed under its own name.
+        rename(RenameFlags::EXCHANGE)?;
+        Err(error.into())
+    })
 }
 
 /// Moves a directory that was there before the run: an overlay answers its rename with EXDEV (overlayfs.rst, "Renaming
@@ -602,7 +689,10 @@ fn remove_bounded(parent: BorrowedFd<'_>, name: &OsStr) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chain::Decision;
+    use crate::{
+        chain::Decision,
+        effect::{tests::sample, Kind},
+    };
     use std::os::unix::fs::symlink;
 
     struct Place {
@@ -625,8 +715,56 @@ mod tests {
         fn write(&self, path: &str, content: &str, expect: Option<fs::Expect>) -> Answer {
             let digest = self.contents.put(content.into());
             let node = fs::Node::File { digest, bytes: content.len() as u64, mode: 0o644 };
+            let _turn = self.files.inner.writing.lock().unwrap();
             self.files.inner.write(path, &node, expect.as_ref())
         }
+    }
+
+    impl Inner {
+        fn read(&self, text: &str, offset: u64, limit: u64) -> Answer {
+            self.read_up_to(text, offset, limit, u64::MAX).expect("nothing is too long")
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_by_another_one_whatever_its_length() {
+        let place = place();
+        let long = "l".repeat(BRIEF_BYTES as usize + 1);
+        for content in ["short", &long, "short again", ""] {
+            let before = std::fs::File::open(place.folder.path().join("f")).ok();
+            let held = before.as_ref().map(|file| file.metadata().unwrap().len());
+            assert!(place.write("f", content, None).is_success());
+            assert_eq!(std::fs::read_to_string(place.folder.path().join("f")).unwrap(), content);
+            // Who has the old one open goes on with it.
+            assert_eq!(before.map(|file| file.metadata().unwrap().len()), held);
+            assert_eq!(std::fs::read_dir(place.folder.path()).unwrap().count(), 1, "no temporary is left");
+        }
+    }
+
+    #[test]
+    fn what_takes_long_or_has_to_wait_is_left_to_another_thread_and_undone_until_then() {
+        let place = place();
+        let (brief, long) = (vec![b'b'; BRIEF_BYTES as usize], vec![b'l'; BRIEF_BYTES as usize + 1]);
+        let effect = |request: fs::Request| Effect { request: Request::Fs(request), ..sample(Kind::FsWrite) };
+        let write = |content: &[u8]| {
+            let node = fs::Node::File {
+                digest: place.contents.put(content.to_vec()),
+                bytes: content.len() as u64,
+                mode: 0o644,
+            };
+            effect(fs::Request::Write { path: "f".into(), node, expect: None })
+        };
+        let read = || effect(fs::Request::Read { path: "f".into(), offset: 0, limit: u64::MAX });
+        assert!(place.files.perform_brief(&write(&long)).is_none());
+        assert!(!place.folder.path().join("f").exists());
+        assert!(place.files.perform_brief(&write(&brief)).expect("is brief").is_success());
+        assert_eq!(place.files.perform_brief(&read()).and_then(|answer| answer.body), Some(brief.clone()));
+        assert!(place.files.perform(&write(&long)).is_success());
+        assert!(place.files.perform_brief(&read()).is_none());
+        let turn = place.files.inner.writing.lock().unwrap();
+        assert!(place.files.perform_brief(&write(&brief)).is_none());
+        drop(turn);
+        assert_eq!(std::fs::read(place.folder.path().join("f")).unwrap(), long);
     }
 
     fn errno(answer: &Answer) -> &str {

@@ -235,22 +235,33 @@ impl Run<'_> {
         let (questions, asked) = tokio::sync::mpsc::unbounded_channel();
         let chain = chain.clone();
         let live: Arc<dyn control::Controlled> = self.live.clone();
-        let serve = move || -> io::Result<()> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async move {
-                let broker = tokio::net::UnixListener::from_std(broker)?;
+        let until = |mut closed: tokio::sync::watch::Receiver<bool>| async move {
+            // The sender going away means the same.
+            let _ = closed.wait_for(|closed| *closed).await;
+        };
+        let event_loop = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let serve_control = move || -> io::Result<()> {
+            event_loop()?.block_on(async move {
                 let control = tokio::net::UnixListener::from_std(control)?;
-                let until = |mut closed: tokio::sync::watch::Receiver<bool>| async move {
-                    // The sender going away means the same.
-                    let _ = closed.wait_for(|closed| *closed).await;
-                };
+                control::serve(control, live, until(for_control)).await;
+                Ok(())
+            })
+        };
+        let serve = move || -> io::Result<()> {
+            // Small effects are done on the thread of the door that they come by. Whoever ends the run must not wait for
+            // them, on however slow a file system.
+            let controlling = thread::Builder::new().name("control".to_owned()).spawn(serve_control)?;
+            let served = event_loop()?.block_on(async move {
+                let broker = tokio::net::UnixListener::from_std(broker)?;
                 tokio::join!(
                     api::serve(broker, context, until(for_api)),
-                    control::serve(control, live, until(for_control)),
                     program::serve(asked, chain, calls, for_calls)
                 );
                 Ok(())
-            })
+            });
+            let controlled =
+                controlling.join().unwrap_or_else(|_| Err(io::Error::other("the control socket's thread died")));
+            served.and(controlled)
         };
         let opening = Arc::new(Opening(Mutex::new(Serving::Later(Box::new(serve)))));
         // Calls of the program are asked about through no socket.
