@@ -9,7 +9,7 @@ use crate::{
     room::{
         batch::Recovered,
         changes::ChangeSet,
-        path::printable,
+        path::{escape_controls, printable},
         place::{OpenPlace, PlaceError},
     },
 };
@@ -146,13 +146,13 @@ pub(super) fn say_recovered(recovered: Recovered, talk: &mut dyn Write) -> io::R
 /// What writing gives.
 pub fn write_report(report: &CommitReport, talk: &mut dyn Write) -> io::Result<()> {
     if let Some(failure) = &report.failure {
-        writeln!(talk, "error: {failure}")?;
+        writeln!(talk, "error: {}", escape_controls(failure))?;
     }
     for held in &report.held {
-        writeln!(talk, "held: {}: {}", printable(&held.path), crate::room::path::escape_controls(&held.reason))?;
+        writeln!(talk, "held: {}: {}", printable(&held.path), escape_controls(&held.reason))?;
     }
     for skipped in &report.skipped {
-        writeln!(talk, "not shipped: {}: {}", printable(&skipped.path), skipped.reason)?;
+        writeln!(talk, "not shipped: {}: {}", printable(&skipped.path), escape_controls(&skipped.reason))?;
     }
     if report.failure.is_none() {
         writeln!(talk, "applied {}, {} held", report.applied, report.held.len())?;

@@ -5,6 +5,7 @@
 
 use crate::{
     doors::control::ClientError,
+    effect::path::is_hostile,
     ledger,
     policy::fault::{Fault, PolicyError},
 };
@@ -243,24 +244,13 @@ pub fn plain(word: &impl Serialize) -> String {
     serde_json::to_value(word).ok().and_then(|word| word.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// Text with its control characters, those that reorder a line (Unicode's bidirectional controls), and those that
-/// nobody sees (zero width, fillers, variation selectors, tags; Unicode technical report 36), escaped.
+/// Text with what could steer a terminal, reorder a line or go unseen escaped; see [`is_hostile`].
 pub fn escape(text: &str) -> String {
-    let hostile = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{61c}')
-            || matches!(
-                c,
-                '\u{ad}' | '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
-            )
-            || matches!(c, '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}')
-            || matches!(c, '\u{e0000}'..='\u{e0fff}')
-    };
-    if !text.contains(hostile) {
+    if !text.contains(is_hostile) {
         return text.to_owned();
     }
     text.chars().fold(String::with_capacity(text.len() + 8), |mut escaped, c| {
-        match hostile(c) {
+        match is_hostile(c) {
             true => escaped.extend(c.escape_default()),
             false => escaped.push(c),
         }

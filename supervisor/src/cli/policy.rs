@@ -1,5 +1,6 @@
 //! `tollgate policy`: which policies there are, what one means, and what is wrong with a file.
 
+use super::output::escape;
 use crate::{
     chain::admission::{Kinds, Paths, Verdict},
     effect::VOCABULARY,
@@ -137,7 +138,7 @@ fn list(args: &ListArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(),
             writeln!(out, "{object}")?;
             continue;
         }
-        writeln!(out, "{:<12} {:<12} {description}", entry.name, place)?;
+        writeln!(out, "{:<12} {:<12} {}", escape(&entry.name), escape(&place), escape(&description))?;
         for hidden in &entry.hides {
             writeln!(out, "{:<12} hides the one that is {hidden}", "")?;
         }
@@ -151,7 +152,7 @@ fn check(args: &CheckArgs, search: &SearchPath, talk: &mut dyn Write) -> Result<
         match PolicyRef::parse(text).and_then(|reference| Policy::load(&reference, search)) {
             Ok(policy) => {
                 for warning in warnings(&policy) {
-                    writeln!(talk, "warning: {text}: {warning}")?;
+                    writeln!(talk, "warning: {}: {}", escape(text), escape(&warning))?;
                 }
             }
             Err(error) => {
@@ -159,10 +160,13 @@ fn check(args: &CheckArgs, search: &SearchPath, talk: &mut dyn Write) -> Result<
                 match &error {
                     PolicyError::Faults(faults) => {
                         for fault in faults {
-                            writeln!(talk, "error: {fault}")?;
+                            writeln!(talk, "error: {}", escape(&fault.to_string()))?;
                         }
                     }
-                    _ => writeln!(talk, "error: {error}\nhint: {}", error.hint())?,
+                    _ => {
+                        let hint = error.hint().to_string();
+                        writeln!(talk, "error: {}\nhint: {}", escape(&error.to_string()), escape(&hint))?;
+                    }
                 }
             }
         }
@@ -213,30 +217,30 @@ fn show(args: &ShowArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(),
 
 fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
     let Policy { name, digest, description, jail, limits, approval_timeout, admission, handlers, sources } = policy;
-    writeln!(out, "{name}: {description}")?;
+    writeln!(out, "{}: {}", escape(name), escape(description))?;
     writeln!(out, "digest       {digest}")?;
     let sources: Vec<_> = sources.iter().map(|source| source.display().to_string()).collect();
-    writeln!(out, "sources      {}", sources.join(", "))?;
+    writeln!(out, "sources      {}", escape(&sources.join(", ")))?;
     writeln!(out, "\n[jail]")?;
     writeln!(out, "profile      {}", jail.profile.as_str())?;
     writeln!(out, "launcher     {}", launcher(jail.launcher))?;
-    writeln!(out, "seccomp      {}", jail.seccomp)?;
+    writeln!(out, "seccomp      {}", escape(&jail.seccomp))?;
     writeln!(out, "enforce      {}", enforcement(jail.enforcement))?;
-    writeln!(out, "commands     {}", commands(&jail.commands))?;
+    writeln!(out, "commands     {}", escape(&commands(&jail.commands)))?;
     writeln!(out, "workspace    {}", workspace(jail.workspace))?;
     for path in &jail.hide {
-        writeln!(out, "hidden       {path}")?;
+        writeln!(out, "hidden       {}", escape(path))?;
     }
     for view in &jail.views {
         let optional = match view.presence {
             Presence::Required => "",
             Presence::Optional => " (where it exists)",
         };
-        writeln!(out, "view         {}{optional}", view.path.display())?;
+        writeln!(out, "view         {}{optional}", escape(&view.path.to_string_lossy()))?;
     }
-    writeln!(out, "environment  {}", jail.environment.pass.join(" "))?;
+    writeln!(out, "environment  {}", escape(&jail.environment.pass.join(" ")))?;
     for (name, value) in &jail.environment.fixed {
-        writeln!(out, "             {name}={value}")?;
+        writeln!(out, "             {}={}", escape(name), escape(value))?;
     }
     writeln!(out, "\n[limits]")?;
     writeln!(out, "wall         {}", limit(&limits.wall, duration))?;
@@ -254,11 +258,11 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "\n[handlers]")?;
         writeln!(out, "record       {}", handlers.record)?;
         for rule in &handlers.faults {
-            writeln!(out, "fault        {}", rule.text())?;
+            writeln!(out, "fault        {}", escape(&rule.text().to_string()))?;
         }
     }
     for layer in admission.layers() {
-        writeln!(out, "\nrules of {}", layer.policy)?;
+        writeln!(out, "\nrules of {}", escape(&layer.policy))?;
         if layer.rules().is_empty() {
             writeln!(out, "none: every effect is refused")?;
         }
@@ -267,10 +271,10 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
                 0 => rule.origin.file.clone(),
                 line => format!("{}:{line}", rule.origin.file),
             };
-            writeln!(out, "{:<6} {}  ({place})", verdict(rule.verdict), kinds(&rule.kinds))?;
+            writeln!(out, "{:<6} {}  ({place})", verdict(rule.verdict), kinds(&rule.kinds), place = escape(&place))?;
             if let Paths::Only(patterns) = &rule.paths {
                 for pattern in patterns.texts() {
-                    writeln!(out, "         {pattern}")?;
+                    writeln!(out, "         {}", escape(pattern))?;
                 }
             }
         }

@@ -238,7 +238,7 @@ fn write_plan(report: &UndoReport, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{:<10} {}", "already", shown(path))?;
     }
     for conflict in &report.conflicts {
-        writeln!(out, "{:<10} {}: {}", "conflict", printable(&conflict.path), conflict.reason)?;
+        writeln!(out, "{:<10} {}: {}", "conflict", printable(&conflict.path), escape(&conflict.reason))?;
     }
     Ok(())
 }
@@ -248,7 +248,7 @@ fn write_report(report: &UndoReport, talk: &mut dyn Write) -> io::Result<()> {
         writeln!(talk, "error: {}", escape(failure))?;
     }
     for conflict in &report.conflicts {
-        writeln!(talk, "left: {}: {}", printable(&conflict.path), conflict.reason)?;
+        writeln!(talk, "left: {}: {}", printable(&conflict.path), escape(&conflict.reason))?;
     }
     if report.failure.is_none() {
         let past = if report.direction == "redo" { "redone" } else { "undone" };

@@ -121,6 +121,24 @@ pub fn unescape(text: &str) -> Result<Vec<u8>, BadPath> {
     Ok(bytes)
 }
 
+/// Whether a character could steer a terminal, reorder a line or go unseen in it: controls, Unicode's bidirectional
+/// controls, and what has no width or is only filled with (Unicode technical report 36). Names of files may hold any of
+/// them, so what shows a name escapes them.
+pub fn is_hostile(character: char) -> bool {
+    character.is_control()
+        || matches!(
+            character,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
 /// A path as one word of a shell's command line that means just itself, for a hint that people paste.
 pub fn shell_word(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./+,:@%=-".contains(&byte);

@@ -7,7 +7,7 @@ use super::{
     limits::{Asked, Bound, Limit},
     Commands, Launcher, Policy, Presence, WorkspaceAccess,
 };
-use crate::effect::Kind;
+use crate::effect::{path::is_hostile, Kind};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -45,9 +45,9 @@ pub fn propose(policy: &Policy, title: &str, needs: &Needs) -> String {
         text.push_str(content);
         text.push('\n');
     };
-    line(&format!("# {}", title.replace(char::is_control, " ")));
+    line(&format!("# {}", title.replace(is_hostile, " ")));
     for beyond in &needs.beyond {
-        line(&format!("# No rule can allow: {}", beyond.replace(char::is_control, " ")));
+        line(&format!("# No rule can allow: {}", beyond.replace(is_hostile, " ")));
     }
     line(&format!("description = {}", quoted(title)));
     line("");
@@ -131,15 +131,19 @@ fn list<'a>(texts: impl Iterator<Item = &'a String>) -> String {
     format!("[{}]", texts.map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
 }
 
-/// A TOML basic string (toml.io, v1.0.0, "String").
+/// A TOML basic string (toml.io, v1.0.0, "String"). What a program called its files is in it, and a person reads it
+/// before using it.
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
         match character {
             '"' => quoted.push_str("\\\""),
             '\\' => quoted.push_str("\\\\"),
-            character if character.is_control() => {
-                let _ = write!(quoted, "\\u{:04X}", character as u32);
+            character if is_hostile(character) => {
+                let _ = match character as u32 {
+                    code @ 0..=0xFFFF => write!(quoted, "\\u{code:04X}"),
+                    code => write!(quoted, "\\U{code:08X}"),
+                };
             }
             character => quoted.push(character),
         }
@@ -238,6 +242,27 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_proposal_shows_no_hostile_name_and_means_it_all_the_same(
+            names in proptest::collection::vec("[\u{1}-\u{20}\u{7f}-\u{9f}\u{ad}\u{61c}\u{200b}-\u{202e}\u{2066}-\u{2069}\u{feff}\u{e0041}a\"]{1,5}", 1..4),
+        ) {
+            let paths: Vec<String> = names.iter().map(|name| crate::effect::path::escape(name.as_bytes())).collect();
+            let mut needs = needs(&paths);
+            needs.views.insert(Path::new("/srv").join(&names[0]));
+            needs.beyond.insert(format!("to reach {}", names[0]));
+            let policy = Policy::load(&PolicyRef::default(), &SearchPath::default()).unwrap();
+            let text = propose(&policy, &format!("what {} did", names[0]), &needs);
+            let hostile: Vec<char> = text.chars().filter(|found| is_hostile(*found) && *found != '\n').collect();
+            prop_assert_eq!(hostile, Vec::<char>::new(), "{}", text);
+            let again = read_back(&text);
+            for path in &paths {
+                let ruling = again.admission.rule_on(&write_of(path));
+                prop_assert!(matches!(ruling, Ruling::Allow { .. }), "{path:?}: {ruling:?}");
+            }
+            prop_assert_eq!(again.description, format!("what {} did", names[0]));
+            prop_assert!(again.jail.views.iter().any(|view| needs.views.contains(&view.path)));
+        }
+
         #[test]
         fn exactly_the_planned_paths_are_allowed(
             names in proptest::collection::vec("[~a-c*?\\[\\]{}!,\" '\\\\-]{1,4}", 1..4),

@@ -35,8 +35,8 @@ pub fn printable(path: &Path) -> String {
     escape_controls(&spell(path))
 }
 
-/// Replaces everything that a terminal could obey by a visible escape: C0, DEL, C1, and the characters that reorder
-/// or hide text (Unicode bidirectional controls, zero-width characters; Unicode technical report 36).
+/// Replaces everything that a terminal could obey by a visible escape, and the characters that reorder or hide text;
+/// see [`spelling::is_hostile`].
 pub fn escape_controls(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
@@ -47,12 +47,7 @@ pub fn escape_controls(text: &str) -> String {
             character if (character as u32) < 0x20 || character == '\u{7f}' => {
                 let _ = write!(safe, "\\x{:02x}", character as u32);
             }
-            '\u{80}'..='\u{9f}'
-            | '\u{61c}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2066}'..='\u{2069}'
-            | '\u{feff}' => {
+            character if spelling::is_hostile(character) => {
                 let _ = write!(safe, "\\u{{{:x}}}", character as u32);
             }
             _ => safe.push(character),
