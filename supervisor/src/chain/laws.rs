@@ -1,16 +1,24 @@
 //! The laws of stacks, over random stacks and effects.
 
 use super::{
-    quota::{Meters, Quota, Unit},
+    admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Verdict},
+    approval::{Approval, Attendance, Desk, Owner},
+    quota::{Amounts, Meters, Quota, SharedQuota, Unit},
     stack::{Element, Rank, Stack, Step},
     testing::{admit, wait, FakeWorld, Judge, Recorder},
     Answer, Chain, Decision, Handler,
 };
-use crate::effect::{tests::any_effect, Effect, Kind, VOCABULARY};
+use crate::{
+    effect::{tests::any_effect, Effect, Kind, VOCABULARY},
+    ledger::{tests::Fixture, Ledger},
+};
 use proptest::prelude::*;
 use std::{
     collections::BTreeSet,
-    sync::{Arc, LazyLock},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Arc, LazyLock,
+    },
 };
 
 fn kinds() -> impl Strategy<Value = Vec<Kind>> {
@@ -43,8 +51,44 @@ static ANSWERING: LazyLock<[Step; 2]> = LazyLock::new(|| {
     [answer(Kind::FsRead), answer(Kind::FsWrite)]
 });
 
+/// Where shared quotas are kept and questions are written down, for all laws together.
+static LEDGER: LazyLock<Fixture> = LazyLock::new(Fixture::new);
+
+/// Nobody is there to ask, so an approval refuses what a rule asks about. Two desks, as a run's and its parent's.
+static APPROVALS: LazyLock<[Step; 2]> = LazyLock::new(|| {
+    let approval = |uid| {
+        let owner = Owner { run: LEDGER.run.clone(), uid, workspace: "/w".into() };
+        let desk = Desk::new(owner, Attendance::Nobody, LEDGER.ledger.clone(), Arc::new(|_| {}));
+        Step(Arc::new(Approval::new(Arc::new(desk))))
+    };
+    [approval(1000), approval(1001)]
+});
+
+/// Allows these kinds and asks about those.
+fn asking(allowed: &[Kind], asked: &[Kind]) -> Admission {
+    let rule = |verdict, kinds: &[Kind], line| Rule {
+        verdict,
+        kinds: Kinds::Only(kinds.to_vec()),
+        paths: Paths::Any,
+        origin: Origin { file: "test.toml".into(), line, text: "a rule".into() },
+    };
+    let rules = vec![rule(Verdict::Allow, allowed, 1), rule(Verdict::Ask, asked, 2)];
+    Admission::of(Layer::new("test", Home::Builtin, rules))
+}
+
+fn shared() -> impl Strategy<Value = Element> {
+    let limits = prop::collection::btree_map(units(), 0u64..200, 0..3);
+    ("[xy]", limits).prop_map(|(id, limits)| Element::SharedQuota { id, limits })
+}
+
+fn approval() -> impl Strategy<Value = Element> {
+    (0usize..2).prop_map(|index| Element::Approval(APPROVALS[index].clone()))
+}
+
 fn filter() -> impl Strategy<Value = Element> {
     prop_oneof![
+        (kinds(), kinds()).prop_map(|(allowed, asked)| Element::Admission(asking(&allowed, &asked))),
+        shared(),
         kinds().prop_map(|kinds| Element::Admission(admit(&kinds))),
         ("[ab]", units(), 0u64..200).prop_map(|(id, unit, limit)| Element::Quota { id, unit, limit }),
         (0usize..2).prop_map(|index| Element::Containment(GUARDS[index].clone())),
@@ -61,21 +105,27 @@ fn answering() -> impl Strategy<Value = Element> {
 }
 
 fn stack() -> impl Strategy<Value = Stack> {
-    let element = prop_oneof![4 => filter(), 1 => answering(), 1 => Just(Element::Receipts)];
+    let element = prop_oneof![6 => filter(), 1 => answering(), 1 => approval(), 1 => Just(Element::Receipts)];
     prop::collection::vec(element, 0..7).prop_map(Stack)
 }
+
+/// Limits of the shared quotas themselves; stacks narrow them or do not.
+const SHARED: u64 = 120;
 
 /// Runs elements in the order given, whatever their ranks, with meters of their own.
 fn chain(elements: &[Element]) -> Chain {
     let meters = Meters::default();
+    // The shared quotas' meters outlive a chain, so each chain gets quotas that nobody has used.
+    let quotas = fresh_quotas();
     let handler = |element: &Element| -> Arc<dyn Handler> {
         match element {
             // What it writes is tested where it is; here it only has a place.
             Element::Receipts => Arc::new(Judge("receipts", |_: &Effect| None)),
             Element::Admission(admission) => Arc::new(admission.clone()),
             Element::Quota { id, unit, limit } => Arc::new(Quota::new(id.clone(), *unit, *limit, &meters)),
-            // Kept in a ledger, and tested there; its place and its merging are laws of the data.
-            Element::SharedQuota { .. } => Arc::new(Judge("quota", |_: &Effect| None)),
+            Element::SharedQuota { id, limits } => {
+                Arc::new(SharedQuota::new(format!("{quotas}{id}"), limits.clone(), ledger(), LEDGER.run.clone()))
+            }
             Element::Authority(step)
             | Element::Containment(step)
             | Element::Answering(step)
@@ -83,6 +133,21 @@ fn chain(elements: &[Element]) -> Chain {
         }
     };
     Chain::new(elements.iter().map(handler).collect())
+}
+
+fn ledger() -> Ledger {
+    LEDGER.ledger.clone()
+}
+
+/// The beginning of the ids of two quotas of which nothing is used.
+fn fresh_quotas() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let beginning = format!("{}-", NEXT.fetch_add(1, Ordering::Relaxed));
+    let limits: Amounts = Unit::ALL.into_iter().map(|unit| (unit, SHARED)).collect();
+    for id in ["x", "y"] {
+        LEDGER.ledger.make_quota(&format!("{beginning}{id}"), &limits).expect("a new quota");
+    }
+    beginning
 }
 
 /// What an asker and the world see of effects, one after the other.
@@ -96,6 +161,11 @@ fn observe(elements: &[Element], effects: &[Effect]) -> (Vec<Decision>, Vec<Effe
         decisions
     });
     (decisions, world.done.into_inner().unwrap())
+}
+
+/// Who decides about an effect.
+fn decider(elements: &[Element], effect: &Effect) -> &'static str {
+    wait(chain(elements).perform(effect, &FakeWorld::default())).decided_by
 }
 
 fn admission(kinds: &[Kind]) -> Element {
@@ -169,17 +239,20 @@ proptest! {
     fn a_stack_and_its_normal_form_cannot_be_told_apart(
         filters in prop::collection::vec(filter(), 0..6),
         answering in prop::collection::vec(answering(), 0..3),
+        approvals in prop::collection::vec(approval(), 0..2),
         effects in effects(),
     ) {
         let mut seen = BTreeSet::new();
         let mut elements: Vec<Element> = filters
             .into_iter()
             .filter(|element| match element {
-                Element::Quota { id, unit, .. } => seen.insert((id.clone(), *unit)),
+                Element::Quota { id, unit, .. } => seen.insert((id.clone(), Some(*unit))),
+                Element::SharedQuota { id, .. } => seen.insert((id.clone(), None)),
                 _ => true,
             })
             .collect();
         elements.extend(answering);
+        elements.extend(approvals);
         let normal = Stack(elements.clone()).normalise();
         prop_assert_eq!(observe(&elements, &effects), observe(&normal.0, &effects));
     }
@@ -200,10 +273,50 @@ proptest! {
                 let (before, reached) = observe(&outer.normalise().0, one);
                 let (after, still) = observe(&composed.0, one);
                 prop_assert!(reached.len() >= still.len(), "{effect:?} reaches the world only when composed");
-                let refused = before[0] == Decision::Refused;
+                // A question is the innermost step: with a handler that answers in front of it, nobody is asked.
+                let asked = decider(&outer.normalise().0, &effect) == "approval";
+                let refused = before[0] == Decision::Refused && !asked;
                 prop_assert!(!refused || after[0] == Decision::Refused, "{effect:?} is refused only before composing");
             }
         }
+    }
+
+    /// What only one of the two limits has, the composed quota has too.
+    #[test]
+    fn a_composed_shared_quota_has_every_limit_and_the_smaller_of_two(a in shared(), b in shared()) {
+        let limits = |stack: &Stack, wanted: &str| -> Vec<Amounts> {
+            let of = |element: &Element| match element {
+                Element::SharedQuota { id, limits } if id == wanted => Some(limits.clone()),
+                _ => None,
+            };
+            stack.0.iter().filter_map(of).collect()
+        };
+        let (one, other) = (Stack(vec![a]), Stack(vec![b]));
+        let composed = one.compose(&other);
+        for id in ["x", "y"] {
+            let given: Vec<Amounts> = [limits(&one, id), limits(&other, id)].concat();
+            let mut smallest = Amounts::new();
+            for (unit, limit) in given.iter().flatten() {
+                let least = smallest.get(unit).map_or(*limit, |known| (*known).min(*limit));
+                smallest.insert(*unit, least);
+            }
+            let expected = if given.is_empty() { vec![] } else { vec![smallest] };
+            prop_assert_eq!(limits(&composed, id), expected);
+        }
+    }
+
+    /// What is asked about reaches the world by no order of a stack, where nobody is there to agree.
+    #[test]
+    fn what_nobody_agrees_to_is_refused_with_and_without_an_approval(
+        kinds in kinds(),
+        mut elements in prop::collection::vec(filter(), 0..4),
+        approvals in prop::collection::vec(approval(), 0..3),
+        effects in effects(),
+    ) {
+        elements.push(Element::Admission(asking(&[], &kinds)));
+        elements.extend(approvals);
+        let (decisions, done) = observe(&Stack(elements).normalise().0, &effects);
+        prop_assert!(decisions.iter().all(|decision| *decision == Decision::Refused) && done.is_empty());
     }
 
     #[test]
