@@ -6,7 +6,7 @@
 //! and paths of the host outside the workspace are never admitted, whatever a rule says.
 
 use super::{Answer, BoxFuture, Handler, Next, Question};
-use crate::effect::{fs, program, run, Door, Effect, Kind, Request, Resource};
+use crate::effect::{fs, net, program, run, Door, Effect, Kind, Request, Resource};
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use std::{
     cmp::Ordering,
@@ -168,6 +168,7 @@ impl Admission {
             Home::Builtin,
             vec![
                 rule(Verdict::Allow, Kinds::Any, Paths::Any, "allow any"),
+                rule(Verdict::Allow, Kinds::Only(NETWORK_KINDS.to_vec()), Paths::Any, "allow any"),
                 rule(Verdict::Ask, changes, Paths::Only(patterns), "ask about the policy that the run itself is under"),
             ],
         ))
@@ -245,7 +246,7 @@ impl Admission {
         let paths: Vec<Option<&str>> = match &effect.resource {
             Resource::Workspace { path } => [Some(path.as_str()), to].into_iter().flatten().map(Some).collect(),
             Resource::Host { .. } | Resource::Address { .. } => vec![None],
-            Resource::Run { .. } | Resource::Syscall { .. } => {
+            Resource::Run { .. } | Resource::Syscall { .. } | Resource::Url { .. } => {
                 return Finding::Deny(built_in("the request does not belong to its kind"))
             }
         };
@@ -307,7 +308,8 @@ enum Place {
 impl Rule {
     fn matches(&self, effect: &Effect, path: Option<&str>) -> Option<Place> {
         let kind = match &self.kinds {
-            Kinds::Any => true,
+            // A policy from before there was a network, or one that thinks of files, must not open it by a word.
+            Kinds::Any => self.verdict != Verdict::Allow || !is_network(effect.kind),
             Kinds::Only(kinds) => kinds.contains(&effect.kind),
         };
         match (&self.paths, path) {
@@ -339,6 +341,15 @@ impl Rule {
     }
 }
 
+/// The kinds that leave the jail. No rule of `any` kind allows one: each is allowed by its name, and then also where a
+/// policy allows `any`.
+pub const NETWORK_KINDS: [Kind; 3] = [Kind::NetConnect, Kind::NetResolve, Kind::HttpRequest];
+
+/// Whether effects of this kind leave the jail.
+pub fn is_network(kind: Kind) -> bool {
+    NETWORK_KINDS.contains(&kind)
+}
+
 /// Whether an effect on a path also touches what lies below it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reach {
@@ -359,6 +370,8 @@ impl Reach {
             Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. })
             | Request::Run(_)
             | Request::Jail(_)
+            | Request::Net(_)
+            | Request::Http(_)
             | Request::Api(_) => Reach::Itself,
             Request::Program(_) if matches!(effect.kind, Kind::FsDelete | Kind::FsMove) => Reach::Below,
             Request::Program(_) => Reach::Itself,
@@ -601,13 +614,12 @@ impl<'a> Objects<'a> {
             Resource::Workspace { path } => vec![Some(path.as_str())],
             Resource::Run { .. } => vec![None],
             Resource::Host { .. } => return Err("paths outside the workspace are never admitted"),
-            Resource::Address { .. } | Resource::Syscall { .. } => return Err(JAIL_REFUSED),
+            Resource::Syscall { .. } => return Err(JAIL_REFUSED),
+            Resource::Address { .. } | Resource::Url { .. } => vec![None],
         };
         // A request that does not belong to its kind is a bug of a door. Refusing it keeps the bug from being a hole.
         match (effect.kind, &effect.request) {
-            (Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => {
-                return Err(JAIL_REFUSED)
-            }
+            (Kind::ProcessExec | Kind::ProcessSyscall, _) | (_, Request::Jail(_)) => return Err(JAIL_REFUSED),
             (_, Request::Program(_)) => return Err("a system call is asked about at the program's door only"),
             (Kind::ApiRequest, _) | (_, Request::Api(_)) => {
                 return Err("a request that is no effect is never admitted")
@@ -622,6 +634,10 @@ impl<'a> Objects<'a> {
             (Kind::RunStart, Request::Run(run::Request::Start { .. }))
             | (Kind::RunCancel, Request::Run(run::Request::Cancel { .. }))
             | (Kind::EvalRun, Request::Run(run::Request::Eval { .. })) => paths.push(None),
+            (Kind::NetConnect, Request::Net(request @ net::Request::Connect { .. }))
+            | (Kind::NetResolve, Request::Net(request @ net::Request::Resolve { .. }))
+                if request.resource() == effect.resource => {}
+            (Kind::HttpRequest, Request::Http(request)) if request.resource() == effect.resource => {}
             (
                 Kind::FsRead
                 | Kind::FsList
@@ -630,8 +646,11 @@ impl<'a> Objects<'a> {
                 | Kind::FsMove
                 | Kind::RunStart
                 | Kind::RunCancel
-                | Kind::EvalRun,
-                Request::Fs(_) | Request::Run(_),
+                | Kind::EvalRun
+                | Kind::NetConnect
+                | Kind::NetResolve
+                | Kind::HttpRequest,
+                Request::Fs(_) | Request::Run(_) | Request::Net(_) | Request::Http(_),
             ) => return Err("the request does not belong to its kind"),
         }
         // A file effect on a run, or the reverse, would leave a mix of both.
@@ -687,7 +706,10 @@ fn deny(effect: &Effect, origin: &Origin) -> Answer {
 fn deny_always(effect: &Effect, origin: &Origin) -> Answer {
     let hint = match &effect.resource {
         Resource::Host { .. } => "start the run in a folder that holds what it needs, or show the path with `--view`",
-        Resource::Workspace { .. } | Resource::Run { .. } => "report this as a bug of Tollgate's",
+        Resource::Workspace { .. } | Resource::Run { .. } | Resource::Url { .. } => {
+            "report this as a bug of Tollgate's"
+        }
+        Resource::Address { .. } if effect.door == Door::Network => "report this as a bug of Tollgate's",
         Resource::Address { .. } => "the jail has no network; fetch what the run needs before it starts",
         Resource::Syscall { .. } => "the list of system calls is in docs/policy.md, with a reason for each",
     };

@@ -340,6 +340,8 @@ pub fn scope_of(effect: &Effect, uid: u32, workspace: &str) -> Option<Scope> {
         | Request::Run(_)
         | Request::Jail(_)
         | Request::Program(_)
+        | Request::Net(_)
+        | Request::Http(_)
         | Request::Api(_) => None,
     };
     Some(Scope { kind: effect.kind, path: path.clone(), to, uid, workspace: workspace.to_owned() })
@@ -374,6 +376,13 @@ pub fn detail(effect: &Effect) -> String {
         Request::Program(call) => {
             call.to.as_ref().map_or_else(|| call.syscall.clone(), |to| format!("{} to {to}", call.syscall))
         }
+        Request::Http(request) => match (&request.operation, request.body.bytes()) {
+            (None, 0) => request.method.clone(),
+            (None, bytes) => format!("{} with {bytes} bytes", request.method),
+            (Some(operation), bytes) => format!("{} with {bytes} bytes, {operation}", request.method),
+        },
+        Request::Net(crate::effect::net::Request::Connect { transport, .. }) => transport.to_string(),
+        Request::Net(crate::effect::net::Request::Resolve { record, .. }) => record.clone(),
         Request::Fs(fs::Request::List { .. }) | Request::Jail(_) | Request::Api(_) => String::new(),
         Request::Run(crate::effect::run::Request::Start { command, .. }) => command.join(" "),
         Request::Run(crate::effect::run::Request::Cancel { .. } | crate::effect::run::Request::Eval { .. }) => {
@@ -403,8 +412,8 @@ impl Approval {
             }
         }
         let limit = match (effect.door, self.desk.attendance) {
-            (Door::Api | Door::Program, Attendance::Somebody { limit }) => limit,
-            (Door::Api | Door::Program, Attendance::Nobody) => return nobody(effect, question),
+            (Door::Api | Door::Program | Door::Network, Attendance::Somebody { limit }) => limit,
+            (Door::Api | Door::Program | Door::Network, Attendance::Nobody) => return nobody(effect, question),
             // A batch lands whole: it does not wait for a person while the run has ended.
             (Door::Workspace | Door::Jail | Door::Control, _) => return unanswered(effect, question),
         };
@@ -468,6 +477,8 @@ fn outcome_digest(effect: &Effect) -> Digest {
         | Request::Run(_)
         | Request::Jail(_)
         | Request::Program(_)
+        | Request::Net(_)
+        | Request::Http(_)
         | Request::Api(_) => {}
     }
     effect.digest()

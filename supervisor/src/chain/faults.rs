@@ -345,15 +345,16 @@ fn doors(named: &[String], kinds: &[Kind], fault: FaultKind, when: When) -> Resu
             "api" => Door::Api,
             "program" => Door::Program,
             "workspace" => Door::Workspace,
+            "network" => Door::Network,
             _ => {
-                let help = "write `api` (the run's socket), `program` (its own system calls) or `workspace` (what it \
-                            changed, when it ends)";
+                let help = "write `api` (the run's socket), `program` (its own system calls), `network` (what leaves \
+                            the jail) or `workspace` (what it changed, when it ends)";
                 return Err(wrong("doors", format!("`{name}` is no door of faults"), help));
             }
         };
         doors.push(door);
     }
-    let asked = if named.is_empty() { vec![Door::Api, Door::Program] } else { doors };
+    let asked = if named.is_empty() { vec![Door::Api, Door::Program, Door::Network] } else { doors };
     for kind in kinds {
         let unable = asked.iter().find(|door| comes_by(*kind, **door) && !shows(*kind, **door));
         if let Some(door) = unable {

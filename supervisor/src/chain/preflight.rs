@@ -287,7 +287,9 @@ pub(crate) fn implied_by(resource: &Resource) -> serde_json::Value {
     match resource {
         Resource::Workspace { path } => serde_json::json!({ "path": path }),
         Resource::Run { id } => serde_json::json!({ "run": id }),
-        Resource::Host { .. } | Resource::Address { .. } | Resource::Syscall { .. } => serde_json::json!({}),
+        Resource::Host { .. } | Resource::Address { .. } | Resource::Syscall { .. } | Resource::Url { .. } => {
+            serde_json::json!({})
+        }
     }
 }
 

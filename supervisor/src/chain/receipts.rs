@@ -129,7 +129,7 @@ impl World for Edge<'_> {
             let began = self.clock.monotonic_us();
             // What the jail's layers refused has not happened and will not; a system call of the program touches the
             // run's own layer and processes only, which are gone when it is.
-            let once = match effect.kind.declaration().idempotency {
+            let once = match effect.idempotency() {
                 Idempotency::Once => !matches!(effect.door, Door::Jail | Door::Program),
                 Idempotency::Idempotent | Idempotency::Compensable => false,
             };

@@ -243,7 +243,9 @@ impl Asked {
             | Request::Run(run::Request::Start { .. })
             | Request::Jail(_)
             | Request::Api(_)
-            | Request::Program(_) => {}
+            | Request::Program(_)
+            | Request::Net(_)
+            | Request::Http(_) => {}
         }
         Asked { kind: effect.kind, door: effect.door, resource, request }
     }

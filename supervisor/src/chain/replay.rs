@@ -434,7 +434,12 @@ impl Replay {
         let changes = match &effect.request {
             Request::Fs(fs::Request::Write { .. } | fs::Request::Delete { .. } | fs::Request::Move { .. }) => true,
             Request::Fs(fs::Request::Read { .. } | fs::Request::List { .. }) => false,
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => false,
+            Request::Run(_)
+            | Request::Jail(_)
+            | Request::Api(_)
+            | Request::Program(_)
+            | Request::Net(_)
+            | Request::Http(_) => false,
         };
         let (Some(layer), true, Door::Api) = (&self.layer, changes && answer.is_success(), effect.door) else { return };
         let done = layer.execute(effect).await;

@@ -34,7 +34,7 @@ impl Resumed {
     }
 
     fn take(&self, effect: &Effect) -> Option<OnceResult> {
-        if effect.door != Door::Api || effect.kind.declaration().idempotency != Idempotency::Once {
+        if effect.door != Door::Api || effect.idempotency() != Idempotency::Once {
             return None;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -123,7 +123,9 @@ pub fn trail(record: &RunRecord, receipt: &Receipt) -> Vec<Step> {
         }
         // Written down by the supervisor itself: the end of a run and its being killed are never refused.
         (Door::Control, _) => return alone,
-        (Door::Api | Door::Program | Door::Workspace, _) => record.chain.iter().map(String::as_str).collect(),
+        (Door::Api | Door::Program | Door::Network | Door::Workspace, _) => {
+            record.chain.iter().map(String::as_str).collect()
+        }
     };
     let place = |name: &str| chain.iter().position(|known| *known == name);
     // That nobody knows what came of it is said by `receipts`; it reached the world.
@@ -337,6 +339,7 @@ fn door(door: Door) -> &'static str {
         Door::Workspace => "by changing its workspace",
         Door::Jail => "by a system call that the jail looked at",
         Door::Program => "by a system call that waited for the answer",
+        Door::Network => "by the network",
         Door::Control => "from outside the jail",
     }
 }

@@ -630,9 +630,13 @@ impl Api {
         let bytes = match &ask.request {
             Arguments::Fs(fs::Request::Read { limit, .. }) => usize::try_from(*limit).unwrap_or(usize::MAX),
             Arguments::Fs(fs::Request::List { .. }) => LIST_SHARE,
-            Arguments::Fs(_) | Arguments::Run(_) | Arguments::Jail(_) | Arguments::Api(_) | Arguments::Program(_) => {
-                return None
-            }
+            Arguments::Fs(_)
+            | Arguments::Run(_)
+            | Arguments::Jail(_)
+            | Arguments::Api(_)
+            | Arguments::Program(_)
+            | Arguments::Net(_)
+            | Arguments::Http(_) => return None,
         };
         Some(share_of(&self.reading, bytes).await)
     }

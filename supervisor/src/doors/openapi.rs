@@ -191,7 +191,12 @@ fn fields(kind: Kind) -> (Value, &'static [&'static str]) {
             }),
             &["label", "cpu_us", "wall_us"],
         ),
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => (json!({}), &[]),
+        Kind::NetConnect
+        | Kind::NetResolve
+        | Kind::HttpRequest
+        | Kind::ProcessExec
+        | Kind::ProcessSyscall
+        | Kind::ApiRequest => (json!({}), &[]),
     }
 }
 

@@ -281,9 +281,12 @@ fn arguments(kind: Kind, fields: Map<String, Value>, place: &Place) -> Result<As
             let request = Request::Run(run::Request::Eval { label, cpu_us, wall_us });
             Ok(plain(Resource::Run { id: place.run.0.clone() }, request))
         }
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => {
-            Err(Malformed::NotAtThisDoor(kind))
-        }
+        Kind::NetConnect
+        | Kind::NetResolve
+        | Kind::HttpRequest
+        | Kind::ProcessExec
+        | Kind::ProcessSyscall
+        | Kind::ApiRequest => Err(Malformed::NotAtThisDoor(kind)),
     }
 }
 
@@ -445,7 +448,12 @@ pub fn why(pairs: Vec<(String, String)>, place: &Place) -> Result<Ask, Malformed
             fields.insert("wall_us".to_owned(), 0.into());
         }
         Kind::FsRead | Kind::FsList | Kind::FsDelete | Kind::FsMove | Kind::RunStart | Kind::RunCancel => {}
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => {
+        Kind::NetConnect
+        | Kind::NetResolve
+        | Kind::HttpRequest
+        | Kind::ProcessExec
+        | Kind::ProcessSyscall
+        | Kind::ApiRequest => {
             return Err(Malformed::NotAtThisDoor(kind));
         }
     }

@@ -11,28 +11,10 @@ const fn shape(kind: FaultKind, arrives: &'static [&'static str]) -> FaultShape 
     FaultShape { kind, doors: &[Door::Program], arrives }
 }
 
-const CONNECT_FAULTS: &[FaultShape] = &[
-    shape(FaultKind::Error, &["ECONNREFUSED", "ECONNRESET", "EHOSTUNREACH", "ENETUNREACH", "ETIMEDOUT"]),
-    shape(FaultKind::Timeout, &["ETIMEDOUT"]),
-];
 const EXEC_FAULTS: &[FaultShape] = &[
     shape(FaultKind::Error, &["EAGAIN", "EACCES", "EIO", "EMFILE", "ENFILE", "ENOENT", "ENOMEM"]),
     shape(FaultKind::Timeout, &["ETIMEDOUT"]),
 ];
-
-/// A connection to something outside the jail.
-pub const NET_CONNECT: Declaration = Declaration {
-    kind: Kind::NetConnect,
-    name: "net/connect",
-    classes: &[Class::Network, Class::Egress],
-    idempotency: Idempotency::Once,
-    resource: "an address and port, or a socket's path",
-    summary: "Connect to something outside the jail.",
-    at_api_door: false,
-    stand_in: StandIn::Nothing,
-    size: Size::Nothing,
-    faults: CONNECT_FAULTS,
-};
 
 /// The execution of a file.
 pub const PROCESS_EXEC: Declaration = Declaration {

@@ -7,7 +7,9 @@
 pub mod api;
 pub mod base64;
 pub mod fs;
+pub mod http;
 pub mod jail;
+pub mod net;
 pub mod path;
 pub mod program;
 mod reference;
@@ -97,7 +99,7 @@ pub enum StandIn {
 pub enum Size {
     /// Nothing: it writes no bytes.
     Nothing,
-    /// The length of the content that it writes.
+    /// The length of the content that it writes or sends.
     Content,
 }
 
@@ -206,7 +208,9 @@ kinds! {
     RunStart => run::START,
     RunCancel => run::CANCEL,
     EvalRun => run::EVAL,
-    NetConnect => jail::NET_CONNECT,
+    NetConnect => net::CONNECT,
+    NetResolve => net::RESOLVE,
+    HttpRequest => http::REQUEST,
     ProcessExec => jail::PROCESS_EXEC,
     ProcessSyscall => jail::PROCESS_SYSCALL,
     ApiRequest => api::REQUEST,
@@ -304,11 +308,13 @@ pub enum Door {
     Control,
     /// A system call of the program that waits for an answer before the kernel runs it.
     Program,
+    /// A connection, a request or a question about a name that leaves the jail.
+    Network,
 }
 
 impl Door {
     /// Every door.
-    pub const ALL: [Door; 5] = [Door::Api, Door::Workspace, Door::Jail, Door::Control, Door::Program];
+    pub const ALL: [Door; 6] = [Door::Api, Door::Workspace, Door::Jail, Door::Control, Door::Program, Door::Network];
 
     /// Its name, as receipts have it.
     pub const fn name(self) -> &'static str {
@@ -318,6 +324,7 @@ impl Door {
             Door::Jail => "jail",
             Door::Control => "control",
             Door::Program => "program",
+            Door::Network => "network",
         }
     }
 }
@@ -353,6 +360,11 @@ pub enum Resource {
         /// Its name.
         name: String,
     },
+    /// Something that a server has.
+    Url {
+        /// Scheme, host in lower case, port unless it is the scheme's own, path and query as they were sent.
+        url: String,
+    },
 }
 
 impl fmt::Display for Resource {
@@ -363,6 +375,7 @@ impl fmt::Display for Resource {
             Resource::Run { id } => f.write_str(id),
             Resource::Address { to } => f.write_str(to),
             Resource::Syscall { name } => f.write_str(name),
+            Resource::Url { url } => f.write_str(url),
         }
     }
 }
@@ -381,6 +394,10 @@ pub enum Request {
     Api(api::Request),
     /// A system call that waits.
     Program(program::Request),
+    /// Connections and names outside.
+    Net(net::Request),
+    /// Requests to servers outside.
+    Http(http::Request),
 }
 
 /// What code asks of the world.
@@ -406,11 +423,25 @@ impl Effect {
         self.kind.classes()
     }
 
-    /// How many bytes the effect would write, for the quota; 0 for what writes none.
+    /// Whether this effect may be done twice: what its kind declares, or what its method says.
+    pub fn idempotency(&self) -> Idempotency {
+        match &self.request {
+            Request::Http(request) => http::idempotency_of(&request.method),
+            Request::Fs(_)
+            | Request::Run(_)
+            | Request::Jail(_)
+            | Request::Api(_)
+            | Request::Program(_)
+            | Request::Net(_) => self.kind.declaration().idempotency,
+        }
+    }
+
+    /// How many bytes the effect would write or hand out, for the quota; 0 for what does neither.
     pub fn bytes(&self) -> u64 {
         match &self.request {
             Request::Fs(request) => request.bytes(),
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => 0,
+            Request::Http(request) => request.body.bytes(),
+            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) | Request::Net(_) => 0,
         }
     }
 

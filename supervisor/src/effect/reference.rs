@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 /// The version of the vocabulary. It grows when a kind joins or a request gains a field; nothing is ever taken away
 /// without another first number.
-const VERSION: &str = "1.0";
+const VERSION: &str = "1.1";
 
 /// Every class with what it means.
 const CLASSES: [(Class, &str); 9] = [
@@ -36,8 +36,10 @@ const STAND_INS: [(StandIn, &str); 3] = [
 ];
 
 /// Every rule of size with what it means.
-const SIZES: [(Size, &str); 2] =
-    [(Size::Nothing, "nothing: it writes no bytes"), (Size::Content, "the length of the content that it writes")];
+const SIZES: [(Size, &str); 2] = [
+    (Size::Nothing, "nothing: it writes no bytes"),
+    (Size::Content, "the length of the content that it writes or sends"),
+];
 
 /// Every kind of fault with what it means.
 const FAULTS: [(FaultKind, &str); 6] = [

@@ -1,5 +1,6 @@
 //! The vocabulary holds together, and digests are what the reference says.
 
+use super::http::Scheme;
 use super::*;
 use proptest::prelude::*;
 use std::{collections::BTreeSet, path::Path};
@@ -48,13 +49,72 @@ pub(crate) fn sample(kind: Kind) -> Effect {
             (run(), Request::Api(request))
         }
         Kind::NetConnect => (Resource::Address { to: "example.org:443".into() }, seen("connect", "ENETUNREACH")),
+        Kind::NetResolve => {
+            let request = net::Request::Resolve { name: "example.org".into(), record: "A".into() };
+            (request.resource(), Request::Net(request))
+        }
+        Kind::HttpRequest => {
+            let request = request_of("POST", "https://example.org/v1/items?dry=1", b"hello");
+            (request.resource(), Request::Http(request))
+        }
         Kind::ProcessExec => (Resource::Host { path: "/usr/bin/sudo".into() }, seen("execve", "ENOENT")),
         Kind::ProcessSyscall => (Resource::Syscall { name: "ptrace".into() }, seen("ptrace", "EPERM")),
     };
     let at_api = kind.declaration().at_api_door || kind == Kind::ApiRequest;
-    let door = if at_api { Door::Api } else { Door::Jail };
+    let door = match kind {
+        Kind::NetResolve | Kind::HttpRequest => Door::Network,
+        _ if at_api => Door::Api,
+        _ => Door::Jail,
+    };
     let subject = Subject { uid: 1000, run: Some(RunId("0123456789ab".into())), agent: None };
     Effect { kind, resource, subject, room: None, door, request }
+}
+
+/// A request of this method for this URL, with this body.
+pub(crate) fn request_of(method: &str, url: &str, body: &[u8]) -> http::Request {
+    let (scheme, rest) = url.split_once("://").unwrap();
+    let scheme = Scheme::ALL.into_iter().find(|known| known.name() == scheme).unwrap();
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let (host, port) = match authority.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().unwrap()),
+        _ => (authority, scheme.default_port()),
+    };
+    let body = match body {
+        [] => http::Body::Empty,
+        bytes => http::Body::Known { digest: Digest::of(bytes), size: bytes.len() as u64 },
+    };
+    http::Request {
+        method: method.to_owned(),
+        scheme,
+        host: host.trim_matches(['[', ']']).to_owned(),
+        port,
+        path: if path.is_empty() { "/".to_owned() } else { path.to_owned() },
+        body,
+        operation: None,
+    }
+}
+
+/// An effect of the network door with this request.
+pub(crate) fn at_network(kind: Kind, resource: Resource, request: Request) -> Effect {
+    Effect { kind, resource, request, door: Door::Network, ..sample(Kind::FsRead) }
+}
+
+/// `http/request` of this method for this URL.
+pub(crate) fn http(method: &str, url: &str) -> Effect {
+    let request = request_of(method, url, b"");
+    at_network(Kind::HttpRequest, request.resource(), Request::Http(request))
+}
+
+/// `net/connect` to this host and port.
+pub(crate) fn connect(host: &str, port: u16) -> Effect {
+    let request = net::Request::Connect { host: host.to_owned(), port, transport: net::Transport::Tcp };
+    at_network(Kind::NetConnect, request.resource(), Request::Net(request))
+}
+
+/// `net/resolve` of this name.
+pub(crate) fn resolve(name: &str) -> Effect {
+    let request = net::Request::Resolve { name: name.to_owned(), record: "A".to_owned() };
+    at_network(Kind::NetResolve, request.resource(), Request::Net(request))
 }
 
 /// Effects of every kind, writes of every size up to 64 bytes.
@@ -104,7 +164,9 @@ fn every_kind_says_what_stands_in_for_it_what_counts_and_how_it_fails() {
     for row in VOCABULARY {
         let outward = row.classes.iter().any(|class| !matches!(class, Class::Read | Class::Process));
         if row.stand_in == StandIn::World {
-            assert!(!outward || row.kind == Kind::RunCancel, "{} reaches out of the run in a preflight", row.name);
+            // A question about a name is answered within the run.
+            let within = matches!(row.kind, Kind::RunCancel | Kind::NetResolve);
+            assert!(!outward || within, "{} reaches out of the run in a preflight", row.name);
         }
         let effect = sample(row.kind);
         assert_eq!(row.size == Size::Content, effect.bytes() > 0, "{}", row.name);
@@ -127,9 +189,73 @@ fn faults_arrive_as_errors_and_statuses_that_exist() {
             match shape.kind {
                 FaultKind::Error | FaultKind::Timeout => assert!(errno(name).is_some(), "{name}"),
                 FaultKind::RateLimit => assert!(["429", "503"].contains(name), "{name}"),
-                FaultKind::Truncated | FaultKind::Corrupted | FaultKind::Cut => assert!(name.contains("body")),
+                FaultKind::Truncated | FaultKind::Corrupted => assert!(name.contains("body")),
+                FaultKind::Cut => assert!(name.ends_with("breaks off"), "{name}"),
             }
         }
+    }
+}
+
+#[test]
+fn a_request_may_be_repeated_as_its_method_says() {
+    for (method, expected) in [
+        ("GET", Idempotency::Idempotent),
+        ("HEAD", Idempotency::Idempotent),
+        ("OPTIONS", Idempotency::Idempotent),
+        ("TRACE", Idempotency::Idempotent),
+        ("PUT", Idempotency::Idempotent),
+        ("DELETE", Idempotency::Idempotent),
+        ("POST", Idempotency::Once),
+        ("PATCH", Idempotency::Once),
+        ("CONNECT", Idempotency::Once),
+        ("QUERY", Idempotency::Once),
+        ("get", Idempotency::Once),
+        ("", Idempotency::Once),
+    ] {
+        assert_eq!(http(method, "https://example.org/").idempotency(), expected, "{method}");
+    }
+    assert_eq!(connect("example.org", 22).idempotency(), Idempotency::Once);
+    assert_eq!(resolve("example.org").idempotency(), Idempotency::Idempotent);
+    for row in VOCABULARY.iter().filter(|row| row.kind != Kind::HttpRequest) {
+        assert_eq!(sample(row.kind).idempotency(), row.idempotency, "{}", row.name);
+    }
+}
+
+#[test]
+fn a_url_has_one_spelling_and_names_a_port_only_where_it_is_another() {
+    for url in [
+        "https://example.org/",
+        "http://example.org/a//b?c=%2f",
+        "https://example.org:80/x",
+        "http://example.org:443/x",
+        "https://[2001:db8::1]:8443/x",
+    ] {
+        assert_eq!(http("GET", url).resource, Resource::Url { url: url.to_owned() });
+    }
+    assert_eq!(http("GET", "https://example.org:443/x").resource.to_string(), "https://example.org/x");
+    let every = http::Request { path: "*".into(), ..request_of("OPTIONS", "http://example.org/", b"") };
+    assert_eq!((every.url(), every.path_alone()), ("http://example.org".to_owned(), "*"));
+    assert_eq!(request_of("GET", "http://example.org/a?b?c", b"").path_alone(), "/a");
+    assert_eq!(connect("2001:db8::1", 22).resource.to_string(), "[2001:db8::1]:22");
+    assert_eq!(resolve("example.org").resource.to_string(), "example.org");
+}
+
+/// What the jail refused, what waits in a system call and what comes by the network differ in their digests.
+#[test]
+fn a_connection_by_the_network_has_a_digest_of_its_own() {
+    assert_ne!(connect("example.org", 443).digest(), sample(Kind::NetConnect).digest());
+    let mut other = http("POST", "https://example.org/v1/items?dry=1");
+    assert_ne!(other.digest(), sample(Kind::HttpRequest).digest());
+    let Request::Http(request) = &mut other.request else { unreachable!() };
+    request.body = http::Body::Known { digest: Digest::of(b"hello"), size: 5 };
+    assert_eq!(other.digest(), sample(Kind::HttpRequest).digest());
+    request_with_operation(&mut other);
+    assert_ne!(other.digest(), sample(Kind::HttpRequest).digest());
+}
+
+fn request_with_operation(effect: &mut Effect) {
+    if let Request::Http(request) = &mut effect.request {
+        request.operation = Some("graphql/mutation".to_owned());
     }
 }
 

@@ -84,7 +84,7 @@ impl Draft {
             reason: answer.reason.clone(),
             hint: answer.hint.clone(),
             rule: answer.rule.clone(),
-            idempotency: effect.kind.declaration().idempotency,
+            idempotency: effect.idempotency(),
             injected: answer.injected,
             started,
             timing: Timing::default(),

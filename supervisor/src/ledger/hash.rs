@@ -182,16 +182,23 @@ struct SortedResource<'a>(&'a Resource);
 
 impl Serialize for SortedResource<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let kind = super::row::resource_type(self.0);
         let (key, value) = match self.0 {
             Resource::Workspace { path } | Resource::Host { path } => ("path", path),
             Resource::Run { id } => ("id", id),
             Resource::Address { to } => ("to", to),
             Resource::Syscall { name } => ("name", name),
+            // The one key that sorts after `type`.
+            Resource::Url { url } => {
+                let mut object = serializer.serialize_struct("Resource", 2)?;
+                object.serialize_field("type", kind)?;
+                object.serialize_field("url", url)?;
+                return object.end();
+            }
         };
-        // Every key so far sorts before `type`.
         let mut object = serializer.serialize_struct("Resource", 2)?;
         object.serialize_field(key, value)?;
-        object.serialize_field("type", super::row::resource_type(self.0))?;
+        object.serialize_field("type", kind)?;
         object.end()
     }
 }

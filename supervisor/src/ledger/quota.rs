@@ -351,6 +351,7 @@ fn door_word(door: Door) -> &'static str {
         Door::Workspace => WORKSPACE,
         Door::Jail => "jail",
         Door::Program => "program",
+        Door::Network => "network",
         Door::Control => "control",
     }
 }

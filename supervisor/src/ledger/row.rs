@@ -152,6 +152,7 @@ pub(super) fn resource_type(resource: &Resource) -> &'static str {
         Resource::Run { .. } => "run",
         Resource::Address { .. } => "address",
         Resource::Syscall { .. } => "syscall",
+        Resource::Url { .. } => "url",
     }
 }
 
@@ -161,6 +162,7 @@ fn resource_text(resource: &Resource) -> &str {
         Resource::Run { id } => id,
         Resource::Address { to } => to,
         Resource::Syscall { name } => name,
+        Resource::Url { url } => url,
     }
 }
 
@@ -171,6 +173,7 @@ fn resource(kind: &str, text: String) -> std::result::Result<Resource, String> {
         "run" => Ok(Resource::Run { id: text }),
         "address" => Ok(Resource::Address { to: text }),
         "syscall" => Ok(Resource::Syscall { name: text }),
+        "url" => Ok(Resource::Url { url: text }),
         other => Err(format!("resource type {other}")),
     }
 }
@@ -193,6 +196,7 @@ fn door(door: Door) -> &'static str {
         Door::Jail => "jail",
         Door::Control => "control",
         Door::Program => "program",
+        Door::Network => "network",
     }
 }
 

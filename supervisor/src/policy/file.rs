@@ -779,13 +779,15 @@ fn is_file(kind: Kind) -> bool {
     match kind {
         Kind::FsRead | Kind::FsList | Kind::FsWrite | Kind::FsDelete | Kind::FsMove => true,
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun | Kind::ApiRequest => false,
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall => false,
+        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => false,
+        Kind::ProcessExec | Kind::ProcessSyscall => false,
     }
 }
 
 fn is_jail(kind: Kind) -> bool {
     match kind {
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => true,
+        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => true,
+        Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => true,
         Kind::FsRead | Kind::FsList | Kind::FsWrite | Kind::FsDelete | Kind::FsMove => false,
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun => false,
     }

@@ -188,7 +188,12 @@ impl WorkspaceFiles {
         };
         let request = match &effect.request {
             Request::Fs(request) => request,
-            Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => {
+            Request::Run(_)
+            | Request::Jail(_)
+            | Request::Api(_)
+            | Request::Program(_)
+            | Request::Net(_)
+            | Request::Http(_) => {
                 return Some(Answer::failed(
                     format!("{} on `{}` is no file effect", effect.kind, escape_controls(&effect.resource.to_string())),
                     "this is a bug of Tollgate; please report it",

@@ -55,7 +55,12 @@ impl World for OwnRun {
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         match &effect.request {
             Request::Run(request) => Box::pin(std::future::ready(self.about_runs(request))),
-            Request::Fs(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => self.inner.execute(effect),
+            Request::Fs(_)
+            | Request::Jail(_)
+            | Request::Api(_)
+            | Request::Program(_)
+            | Request::Net(_)
+            | Request::Http(_) => self.inner.execute(effect),
         }
     }
 }

@@ -38,7 +38,7 @@ fn inside(ask: Ask) {
         }
         // Only ever refused; but never relative, where it could mean something in the workspace.
         Resource::Host { path } => assert!(path.starts_with('/'), "{path:?}"),
-        Resource::Run { .. } | Resource::Address { .. } | Resource::Syscall { .. } => {}
+        Resource::Run { .. } | Resource::Address { .. } | Resource::Syscall { .. } | Resource::Url { .. } => {}
     }
     assert!(ask.kind.declaration().at_api_door, "{}", ask.kind);
     let subject = Subject { uid: 1000, run: Some(RunId("0123456789ab".into())), agent: None };

@@ -65,14 +65,17 @@ impl Authority {
             | Request::Fs(_)
             | Request::Jail(_)
             | Request::Program(_)
-            | Request::Api(_) => None,
+            | Request::Api(_)
+            | Request::Net(_)
+            | Request::Http(_) => None,
         };
         let resource = match &effect.resource {
             Resource::Run { id } => Some(id),
             Resource::Workspace { .. }
             | Resource::Host { .. }
             | Resource::Address { .. }
-            | Resource::Syscall { .. } => None,
+            | Resource::Syscall { .. }
+            | Resource::Url { .. } => None,
         };
         let foreign = [resource, named].into_iter().flatten().find(|id| **id != self.run.0);
         Place::Run(foreign.map_or_else(|| self.run.clone(), |id| RunId(id.clone())))
@@ -86,8 +89,10 @@ fn action(kind: Kind) -> Action {
         Kind::FsWrite | Kind::FsDelete | Kind::FsMove => Action::Write,
         // A run lies beneath the one that starts it, and ends by its own word or by that of one above it.
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun => Action::Write,
+        // What leaves the jail changes nothing of rooms and runs; where it may go is admission's question.
+        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => Action::Read,
         // They touch nothing but the jail of the run itself, and admission refuses them further out.
-        Kind::NetConnect | Kind::ProcessExec | Kind::ProcessSyscall => Action::Read,
+        Kind::ProcessExec | Kind::ProcessSyscall => Action::Read,
     }
 }
 

@@ -1,0 +1,167 @@
+//! HTTP requests that leave the jail by the network door.
+//!
+//! A body never travels in an effect: its digest and size do where the door held it whole, and what was announced where
+//! it streams.
+
+use super::{Class, Declaration, Digest, Door, FaultKind, FaultShape, Idempotency, Kind, Resource, Size, StandIn};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+const fn shape(kind: FaultKind, arrives: &'static [&'static str]) -> FaultShape {
+    FaultShape { kind, doors: &[Door::Network], arrives }
+}
+
+const FAULTS: &[FaultShape] = &[
+    shape(FaultKind::Error, &["ECONNRESET"]),
+    shape(FaultKind::Timeout, &["ETIMEDOUT"]),
+    shape(FaultKind::RateLimit, &["429", "503"]),
+    shape(FaultKind::Truncated, &["a shorter body"]),
+    shape(FaultKind::Corrupted, &["a body with one byte changed"]),
+    shape(FaultKind::Cut, &["a body that breaks off"]),
+];
+
+/// A request to a server outside the jail.
+///
+/// Declared as what its strictest method is; [`idempotency_of`] says it for each.
+pub const REQUEST: Declaration = Declaration {
+    kind: Kind::HttpRequest,
+    name: "http/request",
+    classes: &[Class::Network, Class::Egress],
+    idempotency: Idempotency::Once,
+    resource: "a URL: scheme, host, port unless it is the scheme's own, path and query as sent",
+    summary:
+        "Make an HTTP request to a server outside the jail; GET, HEAD, OPTIONS, TRACE, PUT and DELETE are idempotent.",
+    at_api_door: false,
+    stand_in: StandIn::Done,
+    size: Size::Content,
+    faults: FAULTS,
+};
+
+/// The methods that may be repeated, RFC 9110, section 9.2.2. Names of methods are case-sensitive (section 9.1), so `get`
+/// is another method than `GET`, and one that nobody knows.
+pub const IDEMPOTENT_METHODS: &[&str] = &["GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"];
+
+/// Whether a request of this method may be made twice. What is not known to be idempotent is not.
+pub fn idempotency_of(method: &str) -> Idempotency {
+    match IDEMPOTENT_METHODS.contains(&method) {
+        true => Idempotency::Idempotent,
+        false => Idempotency::Once,
+    }
+}
+
+/// How a server is spoken to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheme {
+    /// Without TLS.
+    Http,
+    /// Within TLS.
+    Https,
+}
+
+impl Scheme {
+    /// Both.
+    pub const ALL: [Scheme; 2] = [Scheme::Http, Scheme::Https];
+
+    /// Its name, as URLs have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+
+    /// The port that a URL of this scheme need not name: RFC 9110, sections 4.2.1 and 4.2.2.
+    pub const fn default_port(self) -> u16 {
+        match self {
+            Scheme::Http => 80,
+            Scheme::Https => 443,
+        }
+    }
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The arguments of `http/request`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The method as it was sent, its case kept.
+    pub method: String,
+    /// How the server is spoken to.
+    pub scheme: Scheme,
+    /// The server's name in its canonical form: lower case, no dot at the end, other scripts as the A-labels that were
+    /// given; an IPv6 literal without brackets.
+    pub host: String,
+    /// The server's port.
+    pub port: u16,
+    /// The target as it was sent: path and query, starting with `/`; or `*`.
+    pub path: String,
+    /// What the request carries.
+    pub body: Body,
+    /// What the request does, where the protocol above HTTP says so: `git/fetch`, `git/push`, `graphql/query`,
+    /// `graphql/mutation`, `graphql/subscription`, `graphql/unknown`.
+    pub operation: Option<String>,
+}
+
+/// What a request carries.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "type")]
+pub enum Body {
+    /// Nothing.
+    Empty,
+    /// Content that the door held whole.
+    Known {
+        /// SHA-256 of the content.
+        digest: Digest,
+        /// Its length in bytes.
+        size: u64,
+    },
+    /// Content that passes as it comes.
+    Streamed {
+        /// Its length in bytes, where the program announced one.
+        announced: Option<u64>,
+    },
+}
+
+impl Body {
+    /// Its length in bytes as far as it is known before it has passed.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Body::Empty => 0,
+            Body::Known { size, .. } => *size,
+            Body::Streamed { announced } => announced.unwrap_or(0),
+        }
+    }
+}
+
+impl Request {
+    /// The URL: scheme, host, port unless it is the scheme's own, path and query. For the target `*` it ends after the
+    /// authority (RFC 9110, section 7.1).
+    pub fn url(&self) -> String {
+        let path = if self.path == "*" { "" } else { &self.path };
+        format!("{}{path}", self.origin())
+    }
+
+    /// Scheme and authority: the URL without its path and query.
+    pub fn origin(&self) -> String {
+        let host = super::net::bracketed(&self.host);
+        match self.port == self.scheme.default_port() {
+            true => format!("{}://{host}", self.scheme),
+            false => format!("{}://{host}:{}", self.scheme, self.port),
+        }
+    }
+
+    /// The resource of an effect with this request.
+    pub fn resource(&self) -> Resource {
+        Resource::Url { url: self.url() }
+    }
+
+    /// The target without its query.
+    pub fn path_alone(&self) -> &str {
+        self.path.split_once('?').map_or(&*self.path, |(path, _)| path)
+    }
+}
