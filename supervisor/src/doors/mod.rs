@@ -4,6 +4,7 @@ pub mod api;
 pub mod content;
 pub mod control;
 pub mod http;
+pub mod network;
 pub mod openapi;
 pub mod program;
 pub mod request;

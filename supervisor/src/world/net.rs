@@ -1,0 +1,315 @@
+//! Connections to the world outside: names are looked up here, and nowhere else.
+//!
+//! Only for an effect that the chain let through. Every address that a name leads to is looked at before it is dialled,
+//! and the one that was looked at is the one that is dialled, so a name server cannot change its mind in between.
+
+use crate::{
+    chain::{Answer, BoxFuture, World},
+    effect::{net, Effect, Request},
+};
+use hickory_resolver::{
+    config::{ConnectionConfig, NameServerConfig, ResolverConfig},
+    net::runtime::TokioRuntimeProvider,
+    TokioResolver,
+};
+use rustls::server::Acceptor;
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+        TcpStream,
+    },
+    sync::OnceCell,
+    time::timeout,
+};
+
+/// How long one address may take to answer a connection attempt.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a name may take to be looked up.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// At most so many addresses of a name are tried.
+const MOST_ADDRESSES: usize = 8;
+
+/// The pieces in which a relayed connection is read.
+const PIECE: usize = 64 * 1024;
+
+/// The longest ClientHello that is waited for: a record's most content (RFC 8446, section 5.1) and its head.
+const LONGEST_HELLO: usize = 16 * 1024 + 5;
+
+/// Looks at every address before it is dialled.
+pub trait AddressGuard: Send + Sync {
+    /// Whether this address may be dialled for this host.
+    ///
+    /// # Errors
+    ///
+    /// The refusal, in the guard's own name.
+    fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Answer>;
+}
+
+/// The world outside, for one run.
+pub struct Outside {
+    resolver: OnceCell<TokioResolver>,
+    /// The name server that the run's policy names instead of the host's.
+    server: Option<SocketAddr>,
+    guard: Arc<dyn AddressGuard>,
+}
+
+impl Outside {
+    /// The outside behind this guard, its names looked up at `server`, or as the host does.
+    pub fn new(server: Option<SocketAddr>, guard: Arc<dyn AddressGuard>) -> Outside {
+        Outside { resolver: OnceCell::new(), server, guard }
+    }
+
+    /// A connection to this host, a name or an address.
+    ///
+    /// # Errors
+    ///
+    /// The guard's refusal, or that nothing answered.
+    pub async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, Answer> {
+        let addresses = match host.parse::<IpAddr>() {
+            Ok(address) => vec![address],
+            Err(_name) => self.look_up(host).await?,
+        };
+        // All of them, before any is tried: a name that leads inside as well as outside is not to be trusted.
+        for address in &addresses {
+            self.guard.check(host, port, *address)?;
+        }
+        let mut last = None;
+        for address in addresses.into_iter().take(MOST_ADDRESSES) {
+            let error = match timeout(DIAL_TIMEOUT, TcpStream::connect((address, port))).await {
+                Ok(Ok(stream)) => {
+                    // A relay only passes on what somebody else already waited to send.
+                    let _ = stream.set_nodelay(true);
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => error,
+                Err(_elapsed) => io::Error::from_raw_os_error(libc::ETIMEDOUT),
+            };
+            last = Some((address, error));
+        }
+        Err(match last {
+            Some((address, error)) => unreachable_host(host, port, &format!("{address}: {error}"), errno_of(&error)),
+            None => unreachable_host(host, port, "the name has no address", "EHOSTUNREACH"),
+        })
+    }
+
+    async fn look_up(&self, host: &str) -> Result<Vec<IpAddr>, Answer> {
+        let failed = |cause: String| {
+            Answer {
+                value: serde_json::json!({ "error": { "errno": "EHOSTUNREACH" } }),
+                ..Answer::failed(
+                    format!("`{host}` cannot be looked up: {cause}"),
+                    "check the name, and that the host itself can look it up",
+                )
+            }
+        };
+        let resolver =
+            self.resolver.get_or_try_init(|| async { resolver(self.server) }).await.map_err(|error| failed(error))?;
+        // With a dot at its end a name is whole: the host's search list is not tried with what the program asked for.
+        match timeout(LOOKUP_TIMEOUT, resolver.lookup_ip(format!("{host}."))).await {
+            Ok(Ok(found)) => Ok(found.iter().collect()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_elapsed) => Err(failed(format!("no answer within {} s", LOOKUP_TIMEOUT.as_secs()))),
+        }
+    }
+}
+
+fn resolver(server: Option<SocketAddr>) -> Result<TokioResolver, String> {
+    let built = match server {
+        None => TokioResolver::builder_tokio().map_err(|error| error.to_string())?.build(),
+        Some(address) => {
+            let (mut udp, mut tcp) = (ConnectionConfig::udp(), ConnectionConfig::tcp());
+            (udp.port, tcp.port) = (address.port(), address.port());
+            let server = NameServerConfig::new(address.ip(), true, vec![udp, tcp]);
+            let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
+            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).build()
+        }
+    };
+    built.map_err(|error| error.to_string())
+}
+
+fn unreachable_host(host: &str, port: u16, cause: &str, errno: &str) -> Answer {
+    Answer {
+        value: serde_json::json!({ "error": { "errno": errno } }),
+        ..Answer::failed(
+            format!("{}:{port} cannot be reached: {cause}", net::bracketed(host)),
+            "check that the server runs and that the host itself can reach it",
+        )
+    }
+}
+
+/// The error's name, as the program would know it.
+pub(super) fn errno_of(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "ECONNREFUSED",
+        io::ErrorKind::TimedOut => "ETIMEDOUT",
+        io::ErrorKind::HostUnreachable => "EHOSTUNREACH",
+        io::ErrorKind::NetworkUnreachable => "ENETUNREACH",
+        _ => "ECONNRESET",
+    }
+}
+
+/// The world of one `net/connect`: the connection that waits, and what it leads to.
+pub struct Tunnel {
+    outside: Arc<Outside>,
+    inside: Mutex<Option<TcpStream>>,
+}
+
+impl Tunnel {
+    /// For this connection of the program's.
+    pub fn new(outside: Arc<Outside>, inside: TcpStream) -> Tunnel {
+        Tunnel { outside, inside: Mutex::new(Some(inside)) }
+    }
+
+    /// The program's connection, if the world was not reached.
+    pub fn into_inside(self) -> Option<TcpStream> {
+        self.inside.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn relay(&self, host: &str, port: u16) -> Answer {
+        let Some(inside) = self.inside.lock().unwrap_or_else(PoisonError::into_inner).take() else {
+            return Answer::failed("the connection was used already", "report this: it is a bug of Tollgate's");
+        };
+        let outside = match self.outside.dial(host, port).await {
+            Ok(outside) => outside,
+            Err(answer) => {
+                reset(&inside);
+                return answer;
+            }
+        };
+        let (from_program, to_program) = inside.into_split();
+        let (from_server, to_server) = outside.into_split();
+        let (mut sent, mut received) = (0, 0);
+        let mut named = None;
+        let ended = {
+            let up = async {
+                match first_words(&from_program).await {
+                    Words::Tls(Some(name)) if !name.trim_end_matches('.').eq_ignore_ascii_case(host) => {
+                        return Err(Ended::OtherName(name))
+                    }
+                    Words::Tls(name) => named = Some(name),
+                    Words::Other => {}
+                }
+                copy(from_program, to_server, &mut sent).await.map_err(|error| Ended::Broken(error.to_string()))
+            };
+            let down =
+                async { copy(from_server, to_program, &mut received).await.map_err(|e| Ended::Broken(e.to_string())) };
+            tokio::try_join!(up, down).map(|_| ())
+        };
+        let total = sent + received;
+        let tls = match &named {
+            Some(Some(name)) => format!("; TLS to `{name}`, not looked into"),
+            Some(None) => "; TLS without a server name, not looked into".to_owned(),
+            None => String::new(),
+        };
+        let counted = format!("{sent} bytes sent, {received} received{tls}");
+        let value = serde_json::json!({ "sent": sent, "received": received });
+        match ended {
+            Ok(()) => {
+                Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) }
+            }
+            Err(Ended::Broken(cause)) => {
+                Answer { reason: format!("broken off ({cause}); {counted}"), ..Answer::done(value, total) }
+            }
+            Err(Ended::OtherName(name)) => Answer::refused(
+                "containment",
+                format!("the connection is to `{host}`, and its TLS handshake names `{name}`"),
+                format!("connect to `{name}` by that name, and admit it: `--allow {name}`"),
+            ),
+        }
+    }
+}
+
+/// How a relayed connection ended, other than by both sides.
+enum Ended {
+    Broken(String),
+    OtherName(String),
+}
+
+impl World for Tunnel {
+    fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            match &effect.request {
+                Request::Net(net::Request::Connect { host, port, .. }) => self.relay(host, *port).await,
+                _ => Answer::failed("this is no connection", "report this: it is a bug of Tollgate's"),
+            }
+        })
+    }
+}
+
+/// What a client says first.
+enum Words {
+    /// A TLS handshake, with the server name that it asks for.
+    Tls(Option<String>),
+    /// Anything else.
+    Other,
+}
+
+/// Looks at what the program says first, and leaves it there to be read. A handshake that is not whole within the
+/// longest that one can be is taken as one that names nobody.
+async fn first_words(stream: &OwnedReadHalf) -> Words {
+    let mut bytes = vec![0; LONGEST_HELLO];
+    let mut seen = 0;
+    loop {
+        let Ok(length @ 1..) = stream.as_ref().peek(&mut bytes).await else { return Words::Other };
+        // 22 is a handshake record (RFC 8446, section 5.1).
+        if bytes[0] != 22 {
+            return Words::Other;
+        }
+        if let Some(found) = server_name(&bytes[..length]) {
+            return found;
+        }
+        if length == bytes.len() {
+            return Words::Tls(None);
+        }
+        if length == seen {
+            // Peeking again would return at once with the same bytes.
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        seen = length;
+    }
+}
+
+fn server_name(mut bytes: &[u8]) -> Option<Words> {
+    let mut acceptor = Acceptor::default();
+    while !bytes.is_empty() {
+        acceptor.read_tls(&mut bytes).ok()?;
+        match acceptor.accept() {
+            Ok(Some(accepted)) => {
+                return Some(Words::Tls(accepted.client_hello().server_name().map(str::to_owned)));
+            }
+            Ok(None) => {}
+            // No handshake that rustls knows. It is passed on as it is, like everything that is not looked into.
+            Err(_unknown) => return Some(Words::Tls(None)),
+        }
+    }
+    None
+}
+
+async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &mut u64) -> io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    loop {
+        let length = from.read(&mut piece).await?;
+        if length == 0 {
+            return to.shutdown().await;
+        }
+        to.write_all(&piece[..length]).await?;
+        *count += length as u64;
+    }
+}
+
+/// Makes the connection end with a reset when it is closed, which is what a program sees of a refusal after its connect
+/// has succeeded (socket(7), `SO_LINGER` with no time).
+pub fn reset(stream: &TcpStream) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    // Where this fails the program sees an orderly end instead.
+    let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger);
+}
