@@ -9,7 +9,7 @@ use std::{
 };
 
 /// At most this many descriptors travel with one message.
-const MAX_DESCRIPTORS: usize = 8;
+const MAX_DESCRIPTORS: usize = 64;
 
 /// Sends one message with these descriptors.
 ///

@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = arguments.collect();
     match arguments.first().and_then(|first| first.to_str()) {
         Some("--outer") => jail::outer_main(jail::adopt_standard_input()),
-        Some("--inside") => jail::inside_main(jail::adopt(protocol::CONTROL_FD)),
+        Some("--inside") => jail::inside_main(jail::adopt(protocol::CONTROL_FD), &arguments[1..]),
         Some("--version") => {
             println!("tollgate-shim {}", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS

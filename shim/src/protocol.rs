@@ -5,13 +5,17 @@
 //! the kernel ends every process of the jail with it.
 
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsString, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{ffi::OsString, net::Ipv4Addr, os::unix::ffi::OsStringExt, path::PathBuf};
 
 /// The descriptor on which a shim that bubblewrap executes finds its control socket.
 pub const CONTROL_FD: i32 = 3;
 
 /// The longest message either side sends, in bytes. A longer one is a bug of ours and is refused.
 pub const MAX_MESSAGE: usize = 64 * 1024;
+
+/// Where a jail with a network asks for names, on port 53: the first address of the range that is set aside for
+/// measurements (RFC 2544, RFC 6890), which no host of the outside has.
+pub const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 
 /// Bytes that are usually text: a path, an argument, a variable. JSON holds them as a string where they are UTF-8
 /// and as a list of bytes where they are not, so no name is ever changed on the way.
@@ -84,8 +88,31 @@ pub struct Plan {
     pub launcher: Launcher,
     /// The workspace's path inside, whose directory is handed to the supervisor.
     pub workspace: Bytes,
+    /// The network that leads to the supervisor; none is a loopback and nothing else.
+    #[serde(default)]
+    pub network: Option<Network>,
     /// Layers to leave out. Only test builds of the shim obey it; others refuse a plan that names one.
     pub without: Vec<Layer>,
+}
+
+/// A network whose every connection and name lookup reaches the supervisor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Network {
+    /// Ports of the loopback whose connections reach the supervisor instead of the jail's own servers.
+    pub host_ports: Vec<u16>,
+    /// Ports that are listened on where connections cannot be redirected: those that the policy names.
+    pub ports: Vec<u16>,
+}
+
+/// How the connections of a jail with a network are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// All of them, by a redirection of nf_tables. Where one was going is asked of its socket (`SO_ORIGINAL_DST`).
+    Redirect,
+    /// Those to the ports that the plan names, each by a listener of its own. Where one was going is its own address
+    /// (getsockname(2)). Connections to other ports are refused by the kernel (ECONNREFUSED), and no datagram is told.
+    Ports,
 }
 
 /// Who makes namespaces and mounts. Everything after them is the same.
@@ -127,6 +154,8 @@ pub enum Layer {
     Terminal,
     /// Resource limits.
     Rlimits,
+    /// The redirection of connections, as on a kernel without nf_tables.
+    Redirect,
 }
 
 /// Who the program is.
@@ -383,6 +412,14 @@ pub enum FromShim {
     OverlayRefused {
         /// The object, the call and the error.
         reason: String,
+    },
+    /// The network stands, which comes before the view does. Attached: the TCP listeners, of which [`Way::Redirect`]
+    /// has one, then the UDP socket that names are asked of.
+    Network {
+        /// How connections are taken.
+        way: Way,
+        /// Whether datagrams that were dropped are told ([`FromShim::Denied`]).
+        told: bool,
     },
     /// The view stands. Attached: the workspace's directory as the program sees it (`O_PATH`), then the terminal's
     /// master end if there is one.

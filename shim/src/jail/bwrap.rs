@@ -4,7 +4,7 @@
 //! bubblewrap executes the shim once more, as pid 1, for everything after the view ([`super::inside_main`]).
 
 use super::{
-    descriptors, ids, sources,
+    descriptors, ids, network, sources,
     step::{step, At, Failure},
     view, Standard,
 };
@@ -33,11 +33,17 @@ pub fn launch(
     step("namespaces", ids::unshare_for_staging)?;
     // As user 0 of a namespace of its own, bubblewrap may mount; outside, that user is the run's unprivileged one.
     step("id maps", || ids::map_self(plan.ids.host_uid, plan.ids.host_gid, 0, 0))?;
+    // Here, as bubblewrap would make it the property of a namespace below, over which the shim has no power later.
+    if plan.network.is_some() {
+        step("namespaces", ids::unshare_network)?;
+        step("loopback", ids::raise_loopback)?;
+    }
+    let network = step("network", || network::raise(control, plan))?;
     let sources = step("views", || sources.open_the_rest(plan))?;
     let staged =
         step("views", || view::stage(&plan.mounts, sources, &|failure| super::ask_for_copy(control, failure)))?;
-    let arguments = step("bubblewrap", || arguments(plan, program, &staged))?;
-    step("descriptors", || descriptors::leave_for_inside(control, plan_file, &standard))?;
+    let arguments = step("bubblewrap", || arguments(plan, program, &staged, network.as_ref()))?;
+    step("descriptors", || descriptors::leave_for_inside(control, plan_file, &standard, network.as_ref()))?;
     step("bubblewrap", || {
         let path = c_string(program.to_path().into_os_string())?;
         let environment: [CString; 0] = [];
@@ -47,13 +53,22 @@ pub fn launch(
 }
 
 /// The plan in bubblewrap's own argument language (bwrap(1)).
-fn arguments(plan: &Plan, program: &Bytes, staged: &[Option<PathBuf>]) -> Result<Vec<CString>, Failure> {
+fn arguments(
+    plan: &Plan,
+    program: &Bytes,
+    staged: &[Option<PathBuf>],
+    network: Option<&network::Standing>,
+) -> Result<Vec<CString>, Failure> {
     let mut all: Vec<OsString> = vec![program.to_os()];
     let mut push =
         |words: &[&dyn AsRef<std::ffi::OsStr>]| all.extend(words.iter().map(|word| word.as_ref().to_owned()));
     // The capability that emptying the bounding set takes; the shim gives it up right after.
     push(&[&"--cap-add", &"CAP_SETPCAP"]);
     push(&[&"--unshare-user", &"--unshare-all", &"--as-pid-1", &"--clearenv", &"--hostname", &plan.run]);
+    if network.is_some() {
+        // The one that is set up already.
+        push(&[&"--share-net"]);
+    }
     push(&[&"--uid", &plan.ids.jail_uid.to_string(), &"--gid", &plan.ids.jail_gid.to_string()]);
     for (mount, staged) in plan.mounts.iter().zip(staged) {
         match (mount, staged) {
@@ -98,6 +113,9 @@ fn arguments(plan: &Plan, program: &Bytes, staged: &[Option<PathBuf>]) -> Result
         }
     }
     push(&[&"--remount-ro", &"/", &"--chdir", &"/", &"--", &"/run/tollgate/bin/tollgate", &"--inside"]);
+    if let Some(network) = network {
+        push(&[&descriptors::word_for(network)]);
+    }
     all.into_iter().map(c_string).collect()
 }
 

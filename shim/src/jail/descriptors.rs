@@ -4,13 +4,14 @@ use super::{
     first_word,
     sources::Holder,
     step::{step, At, Failure},
-    Standard,
+    network, Standard,
 };
 use crate::{
-    protocol::{Plan, StepFailed},
+    protocol::{Plan, StepFailed, Way},
     sys,
 };
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, Read, Seek},
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
@@ -20,6 +21,8 @@ use std::{
 const PLAN_FD: RawFd = 4;
 /// See [`PLAN_FD`]: three of them, from this number on.
 const STREAMS_FD: RawFd = 5;
+/// See [`PLAN_FD`]: what hears of datagrams that were dropped.
+const REFUSED_FD: RawFd = 8;
 
 /// The plan, its file (which bubblewrap's side reads once more), and the program's standard streams.
 pub fn receive_plan(control: &OwnedFd) -> Result<(Plan, File, Standard), Failure> {
@@ -37,7 +40,10 @@ pub fn receive_plan(control: &OwnedFd) -> Result<(Plan, File, Standard), Failure
 }
 
 /// The same again on bubblewrap's far side, from the documented descriptors.
-pub fn receive_plan_again(control: &OwnedFd) -> Result<(Plan, Standard), StepFailed> {
+pub fn receive_plan_again(
+    control: &OwnedFd,
+    words: &[OsString],
+) -> Result<(Plan, Standard, Option<network::Standing>), StepFailed> {
     step("plan", || {
         let mut file = File::from(sys::adopt(PLAN_FD));
         let plan = read_plan(&mut file)?;
@@ -48,23 +54,58 @@ pub fn receive_plan_again(control: &OwnedFd) -> Result<(Plan, Standard), StepFai
         for stream in &streams {
             close_on_exec(stream.as_fd())?;
         }
-        Ok((plan, Standard { streams }))
+        let network = match words.first().and_then(|word| word.to_str()) {
+            Some(TOLD) => {
+                let refused = sys::adopt(REFUSED_FD);
+                close_on_exec(refused.as_fd())?;
+                Some(network::Standing { way: Way::Redirect, refused: Some(refused) })
+            }
+            Some(REDIRECT) => Some(network::Standing { way: Way::Redirect, refused: None }),
+            Some(PORTS) => Some(network::Standing { way: Way::Ports, refused: None }),
+            Some(_) | None => None,
+        };
+        Ok((plan, Standard { streams }, network))
     })
 }
 
-/// Puts the plan and the streams where [`receive_plan_again`] looks, to survive bubblewrap's execution.
-pub fn leave_for_inside(control: &OwnedFd, plan: &File, standard: &Standard) -> Result<(), Failure> {
+/// What bubblewrap's far side is told of the network that stands already.
+const TOLD: &str = "redirect-told";
+/// See [`TOLD`].
+const REDIRECT: &str = "redirect";
+/// See [`TOLD`].
+const PORTS: &str = "ports";
+
+/// The word for this network, for [`receive_plan_again`].
+pub fn word_for(network: &network::Standing) -> &'static str {
+    match network {
+        network::Standing { way: Way::Redirect, refused: Some(_) } => TOLD,
+        network::Standing { way: Way::Redirect, refused: None } => REDIRECT,
+        network::Standing { way: Way::Ports, .. } => PORTS,
+    }
+}
+
+/// Puts the plan, the streams and what is left of the network where [`receive_plan_again`] looks, to survive
+/// bubblewrap's execution.
+pub fn leave_for_inside(
+    control: &OwnedFd,
+    plan: &File,
+    standard: &Standard,
+    network: Option<&network::Standing>,
+) -> Result<(), Failure> {
     // First away from the numbers that are about to be used, then into place.
     let high = |fd: RawFd| {
         nix::fcntl::fcntl(borrow(fd), nix::fcntl::FcntlArg::F_DUPFD_CLOEXEC(64)).at("fcntl", "a standard stream")
     };
-    let moved = [
+    let mut moved = vec![
         (high(control.as_raw_fd())?, crate::protocol::CONTROL_FD),
         (high(plan.as_raw_fd())?, PLAN_FD),
         (high(standard.streams[0].as_raw_fd())?, STREAMS_FD),
         (high(standard.streams[1].as_raw_fd())?, STREAMS_FD + 1),
         (high(standard.streams[2].as_raw_fd())?, STREAMS_FD + 2),
     ];
+    if let Some(refused) = network.and_then(|network| network.refused.as_ref()) {
+        moved.push((high(refused.as_raw_fd())?, REFUSED_FD));
+    }
     for (from, to) in moved {
         duplicate_onto(from, to)?;
     }

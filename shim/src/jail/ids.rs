@@ -79,6 +79,11 @@ pub fn unshare_for_staging() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNS).at("unshare", "a mount namespace")
 }
 
+/// A network namespace, for a launcher that would make it where it cannot be set up.
+pub fn unshare_network() -> Result<(), Failure> {
+    unshare(CloneFlags::CLONE_NEWNET).at("unshare", "a network namespace")
+}
+
 /// Maps one user and one group of the host, and no other.
 pub fn map_self(host_uid: u32, host_gid: u32, jail_uid: u32, jail_gid: u32) -> Result<(), Failure> {
     let write = |file: &str, text: String| fs::write(file, &text).at("write", format_args!("{file}: {text}"));

@@ -3,6 +3,7 @@
 
 use super::{
     exec::{self, FromProgram},
+    network::{self, refused},
     observe::{Observer, Served},
     rename,
     step::{step, At, Failure},
@@ -30,12 +31,16 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
+/// So many packets' worth of dropped datagrams are read when the program is over: more than the kernel keeps.
+const MOST_AT_THE_END: usize = 4_096;
+
 /// Starts the program and looks after the jail until it ends. Only failures before execution come back.
 pub fn run(
     control: &OwnedFd,
     plan: &Plan,
     standard: Standard,
     terminal: Option<OwnedFd>,
+    network: Option<network::Standing>,
 ) -> Result<Infallible, StepFailed> {
     let signals = step("signals", take_signals)?;
     step("session", || lead_session(terminal.as_ref()))?;
@@ -56,7 +61,8 @@ pub fn run(
     // The program's process takes its layers on meanwhile, and executes nothing before this.
     super::wait_for_leave(control);
     step("process", || exec::give_leave(&from_program).at("write", "the program"))?;
-    let init = Init { control, plan, program, signals, terminal, from_program: Some(from_program), observer: None };
+    let from_program = Some(from_program);
+    let init = Init { control, plan, program, signals, terminal, from_program, network, observer: None };
     init.serve()
 }
 
@@ -89,6 +95,7 @@ struct Init<'a> {
     terminal: Option<OwnedFd>,
     /// Open until the program is executed.
     from_program: Option<OwnedFd>,
+    network: Option<network::Standing>,
     observer: Option<Observer>,
 }
 
@@ -99,6 +106,9 @@ impl Init<'_> {
             // Observations first: what the program did before it ended is reported before its end is.
             if ready.observer {
                 self.observe();
+            }
+            if ready.refused {
+                self.hear_of_refused();
             }
             if ready.program {
                 self.hear_program();
@@ -118,9 +128,12 @@ impl Init<'_> {
         let mut polled = vec![PollFd::new(self.control.as_fd(), wanted), PollFd::new(self.signals.as_fd(), wanted)];
         let program = self.from_program.as_ref().map(|fd| PollFd::new(fd.as_fd(), wanted));
         let observer = self.observer.as_ref().map(|observer| PollFd::new(observer.listener(), wanted));
-        let (has_program, has_observer) = (program.is_some(), observer.is_some());
+        let refused = self.network.as_ref().and_then(|network| network.refused.as_ref());
+        let refused = refused.map(|socket| PollFd::new(socket.as_fd(), wanted));
+        let (has_program, has_observer, has_refused) = (program.is_some(), observer.is_some(), refused.is_some());
         polled.extend(program);
         polled.extend(observer);
+        polled.extend(refused);
         match nix::poll::poll(&mut polled, PollTimeout::NONE) {
             Ok(_) => {}
             Err(Errno::EINTR) => return Ready::default(),
@@ -129,7 +142,13 @@ impl Init<'_> {
         }
         let mut happened = polled.iter().map(|one| one.revents().is_some_and(|events| !events.is_empty()));
         let mut next = |is_there: bool| is_there && happened.next().unwrap_or(false);
-        Ready { control: next(true), signal: next(true), program: next(has_program), observer: next(has_observer) }
+        Ready {
+            control: next(true),
+            signal: next(true),
+            program: next(has_program),
+            observer: next(has_observer),
+            refused: next(has_refused),
+        }
     }
 
     fn observe(&mut self) {
@@ -139,6 +158,27 @@ impl Init<'_> {
             // The last process with the filter is gone.
             Err(_) => self.observer = None,
         }
+    }
+
+    /// Datagrams that the network's rules dropped. At most a packet's worth at a time, so that a program that sends
+    /// without end holds up nothing else.
+    fn hear_of_refused(&mut self) -> bool {
+        let Some(network) = &mut self.network else { return false };
+        let heard = match network.refused.as_ref().map(refused::read) {
+            Some(Ok(heard)) => heard,
+            Some(Err(_)) => {
+                network.refused = None;
+                None
+            }
+            None => None,
+        };
+        let Some(addresses) = heard else { return false };
+        for address in addresses {
+            if let Some(denied) = self.observer.as_mut().and_then(|observer| observer.refused_datagram(address)) {
+                self.tell(&FromShim::Denied(denied));
+            }
+        }
+        true
     }
 
     fn pass_on(&mut self, served: Served) {
@@ -191,7 +231,8 @@ impl Init<'_> {
                 if let Some(reason) = degraded {
                     self.tell(&FromShim::Degraded { layer: "landlock".to_owned(), reason });
                 }
-                self.observer = attached.into_iter().next().map(|listener| Observer::new(listener, self.plan));
+                let way = self.network.as_ref().map(|network| network.way);
+                self.observer = attached.into_iter().next().map(|listener| Observer::new(listener, self.plan, way));
             }
             Ok(Some((FromProgram::Failed(failed), _))) => {
                 self.tell(&FromShim::StepFailed(failed));
@@ -263,6 +304,11 @@ impl Init<'_> {
     }
 
     fn tell_last_denials(&mut self) {
+        for _ in 0..MOST_AT_THE_END {
+            if !self.hear_of_refused() {
+                break;
+            }
+        }
         let repeated = self.observer.as_mut().map(Observer::repeated).unwrap_or_default();
         for denied in repeated {
             self.tell(&FromShim::Denied(denied));
@@ -286,4 +332,5 @@ struct Ready {
     signal: bool,
     program: bool,
     observer: bool,
+    refused: bool,
 }

@@ -10,6 +10,7 @@ mod descriptors;
 mod exec;
 mod ids;
 mod init;
+mod network;
 mod observe;
 pub mod rename;
 mod resolve;
@@ -25,6 +26,7 @@ use crate::{
 };
 use std::{
     convert::Infallible,
+    ffi::OsString,
     io,
     os::fd::{AsFd, OwnedFd},
     process,
@@ -47,10 +49,10 @@ pub fn outer_main(control: OwnedFd) -> ! {
 }
 
 /// Goes on inside a view that bubblewrap has built, as pid 1.
-pub fn inside_main(control: OwnedFd) -> ! {
-    let begin = descriptors::receive_plan_again(&control);
+pub fn inside_main(control: OwnedFd, words: &[OsString]) -> ! {
+    let begin = descriptors::receive_plan_again(&control, words);
     let failed = match begin {
-        Ok((plan, standard)) => inside(&control, &plan, standard).unwrap_err_infallible(),
+        Ok((plan, standard, network)) => inside(&control, &plan, standard, network).unwrap_err_infallible(),
         Err(failed) => failed,
     };
     report(&control, failed)
@@ -103,14 +105,21 @@ fn native(
     if !plan.without.contains(&Layer::Network) {
         step("loopback", ids::raise_loopback)?;
     }
+    // While the namespace's owner still has its capabilities; nobody can change it later.
+    let network = step("network", || network::raise(control, plan))?;
     if !plan.without.contains(&Layer::Mounts) {
         step("view", || view::build(&plan.mounts, sources, &|failure| ask_for_copy(control, failure)))?;
     }
-    inside(control, plan, standard)
+    inside(control, plan, standard, network)
 }
 
 /// From a finished view to the running program, whoever built the view.
-fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallible, StepFailed> {
+fn inside(
+    control: &OwnedFd,
+    plan: &Plan,
+    standard: Standard,
+    network: Option<network::Standing>,
+) -> Result<Infallible, StepFailed> {
     let workspace = step("workspace", || view::open_workspace(&plan.workspace))?;
     // Inside the view, so that the terminal is one of the jail's own and has a name there.
     let terminal = step("terminal", || terminal::open_pair(plan))?;
@@ -126,7 +135,7 @@ fn inside(control: &OwnedFd, plan: &Plan, standard: Standard) -> Result<Infallib
     attached.extend(terminal.as_ref().map(|terminal| terminal.master.as_fd()));
     let built = FromShim::Built { workspace: true, terminal: terminal.is_some() };
     step("control socket", || channel::send(control.as_fd(), &built, &attached).at("sendmsg", "the supervisor"))?;
-    init::run(control, plan, standard, terminal.map(|terminal| terminal.slave))
+    init::run(control, plan, standard, terminal.map(|terminal| terminal.slave), network)
 }
 
 /// Has the supervisor copy the workspace, and waits until it has.

@@ -13,7 +13,7 @@ use super::{
     resolve::{self, is, Last, Reached},
 };
 use crate::{
-    protocol::{Access, Asked, Asking, Bytes, Denied, Ids, Mount, Plan, Wanted},
+    protocol::{Access, Asked, Asking, Bytes, Denied, Ids, Mount, Plan, Wanted, Way, NAME_SERVER},
     sys::{self, Reply},
 };
 use nix::{
@@ -28,6 +28,7 @@ use std::{
     collections::HashMap,
     ffi::OsString,
     io,
+    net::{IpAddr, SocketAddr},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt, OsStringExt},
@@ -55,12 +56,25 @@ pub struct Observer {
     /// Views from which every read succeeds that the host's permissions allow.
     readable: Vec<PathBuf>,
     told: HashMap<Wanted, Told>,
+    /// Which connections lead out of the jail.
+    reach: Reach,
     /// The workspace's path, and what of it is asked about.
     workspace: PathBuf,
     asking: Vec<Asking>,
     /// Calls that wait for the supervisor's answer. Each holds up a thread of the program, so there are no more than
     /// the run may have.
     waiting: HashMap<u64, Waiting>,
+}
+
+/// Which connections lead out of the jail, so that they are no refusals.
+enum Reach {
+    /// None: there is no network.
+    Nowhere,
+    /// All of TCP. Datagrams are told when one was dropped: to connect a socket for them sends nothing, and programs do
+    /// it only to learn which address they have (getaddrinfo(3) does).
+    Everywhere,
+    /// Those to these ports.
+    Ports(Vec<u16>),
 }
 
 /// A call that waits for the supervisor's answer, with what is left to do if the kernel goes on with it.
@@ -87,7 +101,7 @@ pub struct Served {
 
 impl Observer {
     /// Takes the listener.
-    pub fn new(listener: OwnedFd, plan: &Plan) -> Observer {
+    pub fn new(listener: OwnedFd, plan: &Plan, way: Option<Way>) -> Observer {
         sys::notification_wake_in_turn(listener.as_fd());
         let overlay = plan.mounts.iter().any(|mount| matches!(mount, Mount::Overlay { .. }));
         let readable = plan.mounts.iter().filter_map(|mount| match mount {
@@ -106,6 +120,13 @@ impl Observer {
             overlay: overlay.then(|| (plan.workspace.to_path(), plan.ids)),
             readable: readable.collect(),
             told: HashMap::new(),
+            reach: match (way, &plan.network) {
+                (Some(Way::Redirect), _) => Reach::Everywhere,
+                (Some(Way::Ports), Some(network)) => {
+                    Reach::Ports(network.ports.iter().chain(&network.host_ports).copied().collect())
+                }
+                (Some(Way::Ports), None) | (None, _) => Reach::Nowhere,
+            },
             workspace: plan.workspace.to_path(),
             asking: plan.watch.asked.clone(),
             waiting: HashMap::new(),
@@ -291,6 +312,12 @@ impl Observer {
         again.map(|(_, (denied, more))| Denied { times: more, ..denied }).collect()
     }
 
+    /// What to tell of a datagram that was dropped. Who sent it is not known.
+    pub fn refused_datagram(&mut self, to: SocketAddr) -> Option<Denied> {
+        let nobody = Caller { pid: 0, id: 0 };
+        self.refusal(&nobody, libc::SYS_sendto, Wanted::Connect, to.to_string().into(), libc::EPERM)
+    }
+
     /// What to tell of a refusal: nothing if the same was told before.
     fn refusal(
         &mut self,
@@ -397,7 +424,7 @@ impl Observer {
             libc::AF_INET => {
                 let port = u16::from_be_bytes([*address.get(2)?, *address.get(3)?]);
                 let ip = std::net::Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?);
-                (outside(ip.is_loopback() || ip.is_unspecified(), ip.into(), port)?, libc::ENETUNREACH)
+                self.outside(ip.is_loopback() || ip.is_unspecified(), ip.into(), port)?
             }
             libc::AF_INET6 => {
                 let port = u16::from_be_bytes([*address.get(2)?, *address.get(3)?]);
@@ -405,7 +432,7 @@ impl Observer {
                 let near = ip.is_loopback()
                     || ip.is_unspecified()
                     || ip.to_ipv4_mapped().is_some_and(|mapped| mapped.is_loopback());
-                (outside(near, ip.into(), port)?, libc::ENETUNREACH)
+                self.outside(near, ip.into(), port)?
             }
             libc::AF_UNIX => match address.get(2)? {
                 0 => {
@@ -420,6 +447,18 @@ impl Observer {
             },
             _ => return None,
         })
+    }
+
+    /// An address outside the jail that cannot be reached, as text with the error number, or a name lookup that has
+    /// nobody to answer it; none for the jail's own and for what leads out.
+    fn outside(&self, near: bool, ip: IpAddr, port: u16) -> Option<(OsString, i32)> {
+        let address = || SocketAddr::new(ip, port).to_string().into();
+        match (near, port, &self.reach) {
+            (true, 53, Reach::Nowhere) => Some(("dns".into(), libc::ENETUNREACH)),
+            (true, _, _) | (false, 0, _) | (false, _, Reach::Everywhere) => None,
+            (false, _, Reach::Nowhere) => Some((address(), libc::ENETUNREACH)),
+            (false, port, Reach::Ports(ports)) => (!ports.contains(&port) && ip != NAME_SERVER).then(|| (address(), libc::ECONNREFUSED)),
+        }
     }
 
     /// A socket's path: one that is hidden, or one whose other end is not in the jail. Whether the host has a socket
@@ -452,16 +491,6 @@ impl Observer {
             to: to.clone(),
             flags,
         })
-    }
-}
-
-/// An address outside the jail as text, or a name lookup that has nobody to answer it; none for the jail's own.
-fn outside(near: bool, ip: std::net::IpAddr, port: u16) -> Option<OsString> {
-    match (near, port) {
-        (true, 53) => Some("dns".into()),
-        (true, _) => None,
-        (false, 0) => None,
-        (false, port) => Some(std::net::SocketAddr::new(ip, port).to_string().into()),
     }
 }
 

@@ -7,6 +7,7 @@ use nix::sys::{
 use std::{
     fs::File,
     io::{self, Write},
+    net::{TcpListener, UdpSocket},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::process::CommandExt,
@@ -16,11 +17,38 @@ use std::{
 };
 use tollgate_shim::{
     channel,
-    protocol::{FromShim, Plan, ToShim},
+    protocol::{FromShim, Plan, ToShim, Way},
 };
 
 /// The environment variable that names the shim's file when it is not beside `tollgate`.
 pub const SHIM_VARIABLE: &str = "TOLLGATE_SHIM";
+
+/// A jail's network as its shim made it: the two ways by which the program's traffic reaches the supervisor.
+#[derive(Debug)]
+pub struct NetworkSockets {
+    /// How connections are taken, and so how to learn where one was going.
+    pub way: Way,
+    /// Whether datagrams that were dropped have a receipt.
+    pub told: bool,
+    /// Where the program's connections arrive: one with [`Way::Redirect`].
+    pub listeners: Vec<TcpListener>,
+    /// Where the program's name lookups arrive.
+    pub names: UdpSocket,
+}
+
+impl NetworkSockets {
+    /// From what came attached to [`FromShim::Network`].
+    ///
+    /// # Errors
+    /// When it is not what that message promises: a bug of ours, or another version's shim.
+    pub fn adopt(way: Way, told: bool, attached: Vec<OwnedFd>) -> io::Result<NetworkSockets> {
+        let mut attached = attached;
+        let names = attached.pop().filter(|_| !attached.is_empty());
+        let names = names.ok_or_else(|| io::Error::other("the shim sent no sockets with its network"))?;
+        let listeners = attached.into_iter().map(TcpListener::from).collect();
+        Ok(NetworkSockets { way, told, listeners, names: UdpSocket::from(names) })
+    }
+}
 
 /// A running shim: its process and the supervisor's end of the control socket.
 pub struct Shim {

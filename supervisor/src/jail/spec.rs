@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 use tollgate_shim::protocol::{
-    Access, Bytes, Enforcement, Filter, Ids, Launcher, Layer, Masked, Mount, Plan, Terminal, Watch,
+    self, Access, Bytes, Enforcement, Filter, Ids, Launcher, Layer, Masked, Mount, Plan, Terminal, Watch,
 };
 
 /// The private home of every jail.
@@ -196,6 +196,21 @@ pub struct Inputs {
     pub launcher: Launcher,
     /// Layers left out, in test builds.
     pub without: Vec<Layer>,
+    /// The network that leads to the supervisor, if the run has one.
+    pub network: Option<Network>,
+}
+
+/// What a jail with a network is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Network {
+    /// Ports of the host's loopback that the program reaches at its own.
+    pub host_ports: Vec<u16>,
+    /// Ports that the policy names, for a kernel that cannot redirect all of them.
+    pub ports: Vec<u16>,
+    /// The certificate of the run's own authority, in PEM.
+    pub authority_pem: Vec<u8>,
+    /// The key store of trusted certificates that Java reads, if the host has a Java.
+    pub java_truststore: Option<Vec<u8>>,
 }
 
 /// Why there is no plan.
@@ -269,6 +284,10 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
         enforcement: inputs.enforcement,
         launcher: inputs.launcher,
         workspace: inputs.workspace.into(),
+        network: inputs.network.map(|network| protocol::Network {
+            host_ports: network.host_ports,
+            ports: network.ports,
+        }),
         without: inputs.without,
     })
 }

@@ -32,6 +32,8 @@ pub struct Context {
     pub subject: Subject,
     /// Where.
     pub room: Option<RoomId>,
+    /// Whether it has a network, which takes connections and name lookups.
+    pub network: bool,
 }
 
 /// The effect that was refused and the refusal, or none if the jail had no part in it.
@@ -47,7 +49,7 @@ pub fn judge(denied: &Denied, context: &Context) -> Option<(Effect, Answer)> {
             );
             (Kind::ProcessSyscall, Resource::Syscall { name }, answer)
         }
-        Wanted::Connect => connect(&object)?,
+        Wanted::Connect => connect(denied, &object, context)?,
         Wanted::Read | Wanted::Write | Wanted::Delete | Wanted::Execute => path(denied, &object, context)?,
     };
     let request = Request::Jail(jail::Request {
@@ -232,7 +234,7 @@ fn version_behind(stand_in: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-fn connect(object: &Path) -> Option<(Kind, Resource, Answer)> {
+fn connect(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, Resource, Answer)> {
     let bytes = object.as_os_str().as_bytes();
     let shown = spelled(object);
     let (known, reason, hint) = match bytes {
@@ -250,6 +252,17 @@ fn connect(object: &Path) -> Option<(Kind, Resource, Answer)> {
             std::fs::symlink_metadata(object).is_ok_and(|found| found.file_type().is_socket()),
             format!("`{shown}` is a socket of the host, which leads nowhere from inside the run"),
             "sockets of the host are never shared with a run",
+        ),
+        // What the network takes is no refusal of the jail's: this is what it cannot take.
+        _ if context.network && denied.errno == libc::ECONNREFUSED => (
+            true,
+            format!("no connection to {shown} was made: this kernel can take only those to ports that the policy names"),
+            "name the port in the policy, or use a kernel with nf_tables: `tollgate doctor` tells",
+        ),
+        _ if context.network => (
+            true,
+            format!("no datagram was sent to {shown}: a run's network carries TCP connections and name lookups, not UDP"),
+            "nothing is needed where the program tries TCP next, as it does for HTTP/3; else turn its use of UDP off",
         ),
         _ => (
             true,
@@ -289,7 +302,7 @@ mod tests {
 
     fn context(read_only: bool) -> Context {
         let subject = Subject { uid: 1000, run: None, agent: None };
-        Context { workspace: "/w".into(), read_only, shared_git: None, subject, room: None }
+        Context { workspace: "/w".into(), read_only, shared_git: None, subject, room: None, network: false }
     }
 
     #[test]

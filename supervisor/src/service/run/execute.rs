@@ -14,7 +14,7 @@ use crate::{
         cgroup::CgroupEnvironment,
         enforcer::{Enforcer, Exceeded},
         kernel,
-        launch::{self, Shim, ShimListener, ShimSpeaker},
+        launch::{self, NetworkSockets, Shim, ShimListener, ShimSpeaker},
         outcome::{Backstops, Ended, Facts, NotStarted},
         probe,
         spec::Store,
@@ -44,7 +44,7 @@ use std::{
     thread,
     time::Duration,
 };
-use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim};
+use tollgate_shim::protocol::{FromShim, Launcher, Layer, Terminal, ToShim, Way};
 
 use super::{
     answering::{Handlers, INPUT},
@@ -59,8 +59,8 @@ use super::{
 };
 
 /// The steps whose failure lies in how the machine is set up.
-const EXPLAINED_STEPS: [&str; 8] =
-    ["user namespace", "namespaces", "id maps", "loopback", "view", "views", "landlock", "seccomp"];
+const EXPLAINED_STEPS: [&str; 9] =
+    ["user namespace", "namespaces", "id maps", "loopback", "network", "view", "views", "landlock", "seccomp"];
 /// So many refusals by the jail's layers have a receipt of their own in one run; a program that makes more must not
 /// fill the disk with them, and a note says how many there were.
 const MAX_DENIALS: u64 = 10_000;
@@ -94,6 +94,8 @@ pub(super) struct Standing {
     pub(super) outer: Pid,
     pub(super) doors: Doors,
     pub(super) context: Arc<denials::Context>,
+    /// The network's sockets, once the jail has made them, if the run has a network.
+    pub(super) network: Option<NetworkSockets>,
 }
 
 /// What is left when the program is over.
@@ -179,6 +181,7 @@ impl Run<'_> {
             shared_git: self.shared_git().map(Path::to_owned),
             subject: self.subject.clone(),
             room: None,
+            network: plan.network.is_some(),
         });
         let mut doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
@@ -232,7 +235,7 @@ impl Run<'_> {
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
         self.live.change(|record| record.degraded = enforcer.degraded());
-        let mut jail = Standing { shim, enforcer, outer, doors, context };
+        let mut jail = Standing { shim, enforcer, outer, doors, context, network: None };
         self.start(&mut happened, &mut progress, &mut jail);
         while !progress.gone {
             self.wait(&happened, &mut progress, &mut jail);
@@ -307,6 +310,23 @@ impl Run<'_> {
 
     pub(super) fn handle(&mut self, event: Event, progress: &mut Progress, jail: &mut Standing) {
         match event {
+            Event::Shim(FromShim::Network { way, told }, attached) => {
+                match NetworkSockets::adopt(way, told, attached) {
+                    Ok(sockets) => jail.network = Some(sockets),
+                    Err(error) => {
+                        progress.failed = Some(NotStarted::Refused(format!("the run's network: {error}")));
+                        return jail.shim.close();
+                    }
+                }
+                if way == Way::Ports {
+                    let note = "network: this kernel cannot redirect connections, so only those to the ports that \
+                                the policy names are taken";
+                    self.live.change(|record| record.degraded.push(note.to_owned()));
+                } else if !told {
+                    let note = "network: this kernel does not tell of dropped datagrams, which have no receipt";
+                    self.live.change(|record| record.degraded.push(note.to_owned()));
+                }
+            }
             Event::Shim(FromShim::Built { terminal, .. }, attached) => {
                 crash::reach(Point::JailBuilt);
                 let mut attached = attached.into_iter();

@@ -194,6 +194,7 @@ impl Run<'_> {
             enforcement: policy.jail.enforcement,
             launcher,
             without: self.request.without.clone(),
+            network: None,
         };
         let mut plan = spec::plan(inputs).map_err(|error| error.to_string())?;
         plan.watch.asked = self.request.answering.asked();
