@@ -11,7 +11,7 @@ use std::{
 
 /// Where `tollgate` and the shim with switches are: `$TOLLGATE_TEST_SWITCHES`, else built once into a target folder of
 /// their own.
-fn build() -> &'static Path {
+pub fn programs() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         if let Some(path) = std::env::var_os("TOLLGATE_TEST_SWITCHES") {
@@ -36,7 +36,7 @@ pub fn tollgate(world: &World, arguments: &[&str]) -> Invocation {
     for name in ["tollgate", "tollgate-shim"] {
         let copy = world.base().join(name);
         if !copy.exists() {
-            fs::copy(build().join(name), &copy).expect("a program can be copied");
+            fs::copy(programs().join(name), &copy).expect("a program can be copied");
             fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).expect("our own file");
         }
     }

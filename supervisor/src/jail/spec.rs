@@ -432,8 +432,7 @@ fn made_files(inputs: &Inputs, ids: &Ids) -> Vec<Mount> {
         file("/etc/group", format!("root:x:0:\n{name}:x:{gid}:\nnogroup:x:65534:\n")),
         file("/etc/hosts", format!("127.0.0.1 localhost {run}\n::1 localhost {run}\n", run = inputs.run)),
         file("/etc/hostname", format!("{}\n", inputs.run)),
-        // Nobody answers there: a lookup fails at once instead of waiting for a server that cannot be reached.
-        file("/etc/resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n".to_owned()),
+        file("/etc/resolv.conf", resolver(inputs)),
         file(
             "/etc/nsswitch.conf",
             "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
@@ -447,6 +446,14 @@ fn made_files(inputs: &Inputs, ids: &Ids) -> Vec<Mount> {
         Mount::Dir { target: "/srv".into(), mode: 0o755 },
         Mount::Dir { target: "/root".into(), mode: 0o755 },
     ]
+}
+
+fn resolver(inputs: &Inputs) -> String {
+    match inputs.network {
+        Some(_) => format!("nameserver {}\n", protocol::NAME_SERVER),
+        // Nobody answers there: a lookup fails at once instead of waiting for a server that cannot be reached.
+        None => "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n".to_owned(),
+    }
 }
 
 fn user_name(caller: &Caller) -> &str {
