@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 
-socket.setdefaulttimeout(10)
+socket.setdefaulttimeout(3)
 
 
 def told(name, attempt):

@@ -13,11 +13,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     os::{
         fd::{AsFd, OwnedFd},
-        unix::{
-            fs::PermissionsExt,
-            net::UnixListener,
-            process::CommandExt,
-        },
+        unix::{fs::PermissionsExt, net::UnixListener, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::Command,
@@ -26,6 +22,7 @@ use std::{
 use tollgate::{
     effect::RunId,
     jail::{
+        certificates,
         launch::{self, NetworkSockets},
         profile,
         seccomp::{self, WatchLevel},
@@ -33,7 +30,7 @@ use tollgate::{
     },
     policy::search,
 };
-use tollgate_shim::protocol::{Denied, Enforcement, FromShim, Launcher, Layer, ToShim, Way};
+use tollgate_shim::protocol::{Denied, Enforcement, FromShim, Launcher, Layer, Plan, ToShim, Way};
 use tollgate_tests::{
     switches,
     world::{binaries, launchers, on_path, ORDINARY_UID},
@@ -41,6 +38,34 @@ use tollgate_tests::{
 
 /// What the program does, each attempt one line of JSON: its name and what came of it.
 const PROGRAM: &str = include_str!("../probes/network.py");
+/// A certificate of an authority whose key nobody has.
+const AUTHORITY: &[u8] = include_bytes!("../probes/authority.pem");
+/// Asks each of the clients that are here whether it trusts the authority, once with the run's variables and once
+/// without any: those are for clients that bring a list of their own.
+const TRUST: &str = r#"
+set -u
+say() { printf '["%s", "%s"]\n' "$1" "$2"; }
+for env in "" "env -i PATH=$PATH"; do
+    $env openssl verify /run/tollgate/authority.pem >&2 && say "openssl $env" trusts
+    $env python3 -c 'import ssl
+names = [dict(part[0] for part in ca["subject"]).get("commonName") for ca in ssl.create_default_context().get_ca_certs()]
+assert "Tollgate test authority" in names and len(names) > 1' && say "python $env" trusts
+done
+for name in SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO CARGO_HTTP_CAINFO PIP_CERT AWS_CA_BUNDLE \
+    NIX_SSL_CERT_FILE NODE_EXTRA_CA_CERTS DENO_CERT; do
+    eval "file=\$$name"
+    grep -q "$(sed -n 2p /run/tollgate/authority.pem)" "$file" && say "$name" trusts
+done
+for file in /etc/ssl/certs/ca-certificates.crt /etc/ssl/cert.pem /etc/pki/tls/certs/ca-bundle.crt; do
+    grep -q "$(sed -n 2p /run/tollgate/authority.pem)" "$file" && say "$file" trusts
+done
+if command -v keytool >/dev/null; then
+    keytool -printcert -file /run/tollgate/authority.pem | sed -n 's/.*SHA256: //p' | head -n 1 >/tmp/print
+    keytool -list -cacerts -storepass changeit 2>/dev/null | tr -d '\n' | grep -q "$(cat /tmp/print)" && say java trusts
+fi
+say proxy "${https_proxy-}${HTTP_PROXY-}"
+test ! -w /etc/ssl/certs/ca-certificates.crt && say bundle read-only
+"#;
 /// Says that this process is the second of a test, as an ordinary user.
 const ORDINARY: &str = "TOLLGATE_TEST_AS_ORDINARY";
 
@@ -58,7 +83,10 @@ struct Seen {
 
 impl Seen {
     fn told(&self, name: &str) -> &str {
-        self.told.get(name).and_then(Value::as_str).unwrap_or_else(|| panic!("nothing was told of {name}: {:#?}", self.told))
+        self.told
+            .get(name)
+            .and_then(Value::as_str)
+            .unwrap_or_else(|| panic!("nothing was told of {name}: {:#?}", self.told))
     }
 }
 
@@ -123,8 +151,8 @@ fn inputs(base: &Path, launcher: Launcher) -> Inputs {
         network: Some(Network {
             host_ports: vec![5432],
             ports: vec![80, 443, 8080],
-            authority_pem: b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec(),
-            java_truststore: Some(vec![0xfe, 0xed, 0xfe, 0xed]),
+            authority_pem: AUTHORITY.to_vec(),
+            java_truststore: certificates::java_truststore(AUTHORITY),
         }),
     }
 }
@@ -136,7 +164,8 @@ fn run(inputs: Inputs) -> Seen {
     let shim = launch::spawn(&file).expect("the shim starts");
     let (output, written) = nix::unistd::pipe().expect("a pipe");
     let nowhere: OwnedFd = fs::File::open("/dev/null").expect("it is there").into();
-    shim.begin(&plan, [nowhere.as_fd(), written.as_fd(), written.as_fd()]).expect("the shim listens");
+    let said: OwnedFd = fs::File::create(base_of(&plan).join("stderr")).expect("a file can be made").into();
+    shim.begin(&plan, [nowhere.as_fd(), written.as_fd(), said.as_fd()]).expect("the shim listens");
     drop(written);
     let account = thread::spawn(move || {
         let mut text = String::new();
@@ -163,12 +192,19 @@ fn run(inputs: Inputs) -> Seen {
         }
     }
     let account = account.join().expect("read");
+    let said = fs::read_to_string(base_of(&plan).join("stderr")).expect("text");
+    eprintln!("{said}");
     let (way, (taken, asked)) = threads.expect("the jail was built");
     let told = account
         .lines()
         .map(|line| serde_json::from_str::<(String, Value)>(line).unwrap_or_else(|_| panic!("not JSON:\n{account}")))
         .collect();
     Seen { way, taken: taken.take(), asked: asked.take(), denied, told }
+}
+
+/// The folder that everything of a test is in.
+fn base_of(plan: &Plan) -> PathBuf {
+    plan.workspace.to_path().parent().expect("below the base").to_owned()
 }
 
 /// What threads have gathered so far.
@@ -255,7 +291,10 @@ fn ways() -> Vec<Launcher> {
 
 fn which(program: &str) -> PathBuf {
     assert!(on_path(program));
-    env::split_paths(tollgate_tests::world::PATH).map(|at| at.join(program)).find(|path| path.exists()).expect("on PATH")
+    env::split_paths(tollgate_tests::world::PATH)
+        .map(|at| at.join(program))
+        .find(|path| path.exists())
+        .expect("on PATH")
 }
 
 fn addresses(texts: &[&str]) -> Vec<SocketAddr> {
@@ -296,10 +335,45 @@ fn every_connection_and_lookup_reaches_the_supervisor_and_nothing_else_leaves() 
             }
             // To connect a socket for datagrams is how programs learn their own address, and sends nothing.
             assert_eq!(seen.told("udp own address"), "127.0.0.1");
-            assert_eq!(seen.denied.iter().filter(|denied| denied.errno == libc::ENETUNREACH).count(), 0, "{:#?}", seen.denied);
+            assert_eq!(
+                seen.denied.iter().filter(|denied| denied.errno == libc::ENETUNREACH).count(),
+                0,
+                "{:#?}",
+                seen.denied
+            );
             nothing_can_be_changed(&seen);
         }
     });
+}
+
+#[test]
+fn the_runs_own_authority_is_trusted_wherever_clients_look() {
+    for launcher in ways() {
+        let base = base();
+        let environment = [("https_proxy", "http://127.0.0.1:3128"), ("HTTP_PROXY", "http://p"), ("PIP_CERT", "/mine")];
+        let environment = environment.map(|(name, value)| (name.into(), value.into())).to_vec();
+        let command = ["sh", "-c", TRUST].map(Into::into).to_vec();
+        let seen = run(Inputs { environment, command, ..inputs(base.path(), launcher) });
+        let clean = format!("env -i PATH={}", seen_path(&seen));
+        let mut trusting: Vec<String> = ["openssl", "python"].map(|client| format!("{client} ")).to_vec();
+        trusting.extend(["openssl", "python"].map(|client| format!("{client} {clean}")));
+        let variables = certificates::variables().into_iter().map(|(name, _)| name.into_string().expect("ASCII"));
+        trusting.extend(variables);
+        let files = ["/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem", "/etc/pki/tls/certs/ca-bundle.crt"];
+        trusting.extend(files.map(str::to_owned));
+        trusting.extend(on_path("keytool").then(|| "java".to_owned()));
+        for client in trusting {
+            assert_eq!(seen.told(&client), "trusts", "{client}");
+        }
+        assert_eq!(seen.told("proxy"), "");
+        assert_eq!(seen.told("bundle"), "read-only");
+    }
+}
+
+/// The PATH that the program had.
+fn seen_path(seen: &Seen) -> String {
+    let name = seen.told.keys().find_map(|name| name.strip_prefix("openssl env -i PATH="));
+    name.unwrap_or_else(|| panic!("openssl trusts nothing without variables: {:#?}", seen.told)).to_owned()
 }
 
 #[test]
@@ -325,7 +399,9 @@ fn without_nf_tables_the_named_ports_are_taken_and_others_are_refused() {
 
 /// The program's own servers, at each of the names that the loopback has.
 fn own_servers_work(seen: &Seen) {
-    for at in ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "networktest", "localhost", "0.0.0.0", "udp 127.0.0.1"] {
+    for at in
+        ["127.0.0.1", "127.0.0.2", "::1", "::ffff:127.0.0.1", "networktest", "localhost", "0.0.0.0", "udp 127.0.0.1"]
+    {
         assert_eq!(seen.told(&format!("own {at}")), "own", "{at}");
     }
     assert_eq!(seen.told("own nobody"), "ECONNREFUSED");

@@ -1,10 +1,10 @@
 //! Descriptors: what came with the plan, and nothing else.
 
 use super::{
-    first_word,
+    first_word, network,
     sources::Holder,
     step::{step, At, Failure},
-    network, Standard,
+    Standard,
 };
 use crate::{
     protocol::{Plan, StepFailed, Way},

@@ -457,7 +457,9 @@ impl Observer {
             (true, 53, Reach::Nowhere) => Some(("dns".into(), libc::ENETUNREACH)),
             (true, _, _) | (false, 0, _) | (false, _, Reach::Everywhere) => None,
             (false, _, Reach::Nowhere) => Some((address(), libc::ENETUNREACH)),
-            (false, port, Reach::Ports(ports)) => (!ports.contains(&port) && ip != NAME_SERVER).then(|| (address(), libc::ECONNREFUSED)),
+            (false, port, Reach::Ports(ports)) => {
+                (!ports.contains(&port) && ip != NAME_SERVER).then(|| (address(), libc::ECONNREFUSED))
+            }
         }
     }
 

@@ -147,7 +147,14 @@ mod tests {
 
     fn context() -> denials::Context {
         let subject = Subject { uid: 1000, run: None, agent: None };
-        denials::Context { workspace: "/w".into(), read_only: false, shared_git: None, subject, room: None, network: false }
+        denials::Context {
+            workspace: "/w".into(),
+            read_only: false,
+            shared_git: None,
+            subject,
+            room: None,
+            network: false,
+        }
     }
 
     fn asked(wanted: Asking, object: &str) -> Asked {

@@ -3,7 +3,10 @@
 //! Nothing here changes anything on the machine. The plan can be printed, tested and written into a receipt; the
 //! shim carries it out.
 
-use super::profile::{self, ProfileError, Variables};
+use super::{
+    certificates,
+    profile::{self, ProfileError, Variables},
+};
 use crate::effect::{Digest, RunId};
 use std::{
     ffi::{OsStr, OsString},
@@ -213,6 +216,14 @@ pub struct Network {
     pub java_truststore: Option<Vec<u8>>,
 }
 
+impl Network {
+    /// What a run needs whose authority has this certificate, for the programs of this host.
+    pub fn new(host_ports: Vec<u16>, ports: Vec<u16>, authority_pem: Vec<u8>) -> Network {
+        let java_truststore = certificates::java_truststore(&authority_pem);
+        Network { host_ports, ports, authority_pem, java_truststore }
+    }
+}
+
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
@@ -253,13 +264,22 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
     let mut shown: Vec<PathBuf> = vec![inputs.workspace.clone()];
     // Nearest the root first, so that a folder shown inside another lies over it.
     let mut views = inputs.views.clone();
+    let made_anew = |target: &Path| inputs.network.is_some() && certificates::is_made(target);
+    views.retain(|view| !made_anew(&view.target));
     views.sort_by_key(|view| view.target.components().count());
     for step in steps {
         if let ViewStep::Bind(bind) = &step {
+            if made_anew(&bind.target) {
+                continue;
+            }
             shown.push(bind.target.clone());
             if bind.target == inputs.workspace {
                 mounts.extend(views.iter().map(view_mount));
                 mounts.extend(made_files(&inputs, &ids));
+                if let Some(network) = &inputs.network {
+                    let store = network.java_truststore.as_deref();
+                    mounts.extend(certificates::mounts(&network.authority_pem, store, &views));
+                }
                 mounts.push(workspace_mount(&inputs));
                 continue;
             }
@@ -269,6 +289,7 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
     shown.extend(views.iter().map(|view| view.target.clone()));
     mounts.extend(masks(&inputs));
     mounts.extend(own_mounts(&inputs));
+    mounts.extend(inputs.network.as_ref().map(|network| certificates::authority(&network.authority_pem)));
     let environment = environment(&inputs, &shown);
     Ok(Plan {
         run: inputs.run.0,
@@ -284,10 +305,9 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
         enforcement: inputs.enforcement,
         launcher: inputs.launcher,
         workspace: inputs.workspace.into(),
-        network: inputs.network.map(|network| protocol::Network {
-            host_ports: network.host_ports,
-            ports: network.ports,
-        }),
+        network: inputs
+            .network
+            .map(|network| protocol::Network { host_ports: network.host_ports, ports: network.ports }),
         without: inputs.without,
     })
 }
@@ -516,7 +536,15 @@ fn environment(inputs: &Inputs, shown: &[PathBuf]) -> Vec<(Bytes, Bytes)> {
         ("TOLLGATE_SOCKET".into(), Path::new(OWN).join("broker.sock").into()),
         ("PYTHONPATH".into(), Path::new(OWN).join("python").into()),
     ];
-    for (name, value) in &inputs.environment {
+    let passed = inputs.environment.iter().cloned();
+    let passed: Vec<(OsString, OsString)> = match inputs.network {
+        // What the caller set for the host's certificates and proxies means nothing in here.
+        Some(_) => {
+            passed.filter(|(name, _)| !certificates::names_a_proxy(name)).chain(certificates::variables()).collect()
+        }
+        None => passed.collect(),
+    };
+    for (name, value) in &passed {
         match all.iter_mut().find(|(known, _)| known == name) {
             Some((_, old)) => value.clone_into(old),
             None => all.push((name.clone(), value.clone())),

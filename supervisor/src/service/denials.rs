@@ -256,12 +256,16 @@ fn connect(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, R
         // What the network takes is no refusal of the jail's: this is what it cannot take.
         _ if context.network && denied.errno == libc::ECONNREFUSED => (
             true,
-            format!("no connection to {shown} was made: this kernel can take only those to ports that the policy names"),
+            format!(
+                "no connection to {shown} was made: this kernel can take only those to ports that the policy names"
+            ),
             "name the port in the policy, or use a kernel with nf_tables: `tollgate doctor` tells",
         ),
         _ if context.network => (
             true,
-            format!("no datagram was sent to {shown}: a run's network carries TCP connections and name lookups, not UDP"),
+            format!(
+                "no datagram was sent to {shown}: a run's network carries TCP connections and name lookups, not UDP"
+            ),
             "nothing is needed where the program tries TCP next, as it does for HTTP/3; else turn its use of UDP off",
         ),
         _ => (

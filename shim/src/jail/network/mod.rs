@@ -20,8 +20,8 @@ use nix::{
     errno::Errno,
     net::if_::if_nametoindex,
     sys::socket::{
-        bind, listen, setsockopt, socket, sockopt, AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrIn,
-        SockaddrIn6,
+        bind, listen, setsockopt, socket, sockopt, AddressFamily, Backlog, SockFlag, SockProtocol, SockType,
+        SockaddrIn, SockaddrIn6,
     },
 };
 use std::{
@@ -78,9 +78,8 @@ enum Families {
 /// sender's: a program that asks which address it has gets one that its own servers have too.
 fn every_address_is_local() -> Result<Families, Failure> {
     let loopback = if_nametoindex("lo").at("if_nametoindex", "lo")?;
-    let add = |address: IpAddr| {
-        Netlink::open(SockProtocol::NetlinkRoute)?.transact(vec![local_default(address, loopback)])
-    };
+    let add =
+        |address: IpAddr| Netlink::open(SockProtocol::NetlinkRoute)?.transact(vec![local_default(address, loopback)]);
     add(Ipv4Addr::LOCALHOST.into()).at("RTM_NEWROUTE", "local default dev lo").map_err(explain)?;
     if !has_ipv6() {
         return Ok(Families::Four);

@@ -252,7 +252,8 @@ mod tests {
     fn the_kernels_refusal_comes_back_as_its_error_number() {
         let netlink = Netlink::open(SockProtocol::NetlinkRoute).unwrap();
         // A link of a family that nobody knows, at a number that nobody has (rtnetlink(7)).
-        let message = Message::new(libc::RTM_NEWLINK, ACKNOWLEDGED, &[0, 0, 0, 0, 255, 255, 255, 127, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let message =
+            Message::new(libc::RTM_NEWLINK, ACKNOWLEDGED, &[0, 0, 0, 0, 255, 255, 255, 127, 0, 0, 0, 0, 0, 0, 0, 0]);
         let error = netlink.transact(vec![message]).unwrap_err().raw_os_error();
         assert!(matches!(error, Some(libc::ENODEV | libc::EPERM)), "{error:?}");
     }

@@ -62,7 +62,8 @@ pub fn read(socket: &OwnedFd) -> io::Result<Option<Vec<SocketAddr>>> {
         Err(Errno::EINTR | Errno::ENOBUFS) => 0,
         other => other?,
     };
-    let packets = Received::new(&buffer[..length]).filter(|(kind, _)| *kind == NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_PACKET);
+    let packets =
+        Received::new(&buffer[..length]).filter(|(kind, _)| *kind == NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_PACKET);
     let payloads = packets.filter_map(|(_, content)| {
         Held(content.get(FAMILY_HEADER..)?).find(|(kind, _)| *kind == NFULA_PAYLOAD).map(|(_, value)| value)
     });
