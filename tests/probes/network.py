@@ -60,6 +60,8 @@ for at, bound, family in [
 ]:
     told("own " + at, lambda: own(at, bound, family))
 told("own nobody", lambda: connect("127.0.0.1", 7))
+told("the listener", lambda: connect("127.0.0.1", 1))
+told("the listener6", lambda: connect("::1", 1))
 
 
 def own_datagram():

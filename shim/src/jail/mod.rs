@@ -21,7 +21,7 @@ mod view;
 
 use crate::{
     channel,
-    protocol::{FromShim, Launcher, Layer, Plan, StepFailed, ToShim},
+    protocol::{FromShim, Launcher, Layer, Network, Plan, StepFailed, ToShim, Way},
     sys,
 };
 use std::{
@@ -46,6 +46,22 @@ pub struct Standard {
 pub fn outer_main(control: OwnedFd) -> ! {
     let failed = outer(&control).unwrap_err_infallible();
     report(&control, failed)
+}
+
+/// Sets up in this process's own network namespace what a jail with a network has, for `tollgate doctor`: how
+/// connections would be taken, and whether dropped datagrams would be told.
+///
+/// # Errors
+/// The call that failed, on what, and its error number.
+pub fn try_network() -> Result<(Way, bool), (String, i32)> {
+    let tried = || {
+        ids::raise_loopback()?;
+        network::Sockets::open(&Network { host_ports: Vec::new(), ports: vec![443] }, network::Tables::Used)
+    };
+    match tried() {
+        Ok(sockets) => Ok((sockets.way, sockets.refused.is_some())),
+        Err(failure) => Err((failure.call_and_object(), failure.errno().unwrap_or(libc::EIO))),
+    }
 }
 
 /// Goes on inside a view that bubblewrap has built, as pid 1.

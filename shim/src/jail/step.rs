@@ -30,6 +30,11 @@ impl Failure {
         self.error.raw_os_error()
     }
 
+    /// The call and its object.
+    pub fn call_and_object(&self) -> String {
+        format!("{}, {}", self.call, self.object)
+    }
+
     /// Says what to do about it.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = remedy.into();

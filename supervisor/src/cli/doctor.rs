@@ -119,6 +119,8 @@ fn examine(directory: &Path) -> Report {
         let consequence = "root's runs cannot show files of other users as the program's own";
         findings.push(tried(Probe::IdmappedMounts, Status::Limited, consequence, directory));
     }
+    let consequence = "a run whose policy has a network is refused";
+    findings.push(network_door(tried(Probe::NetworkDoor, Status::Limited, consequence, directory)));
     findings.push(groups());
     findings.push(shim());
     findings.push(bubblewrap());
@@ -138,6 +140,20 @@ fn tried(probe: Probe, otherwise: Status, consequence: &str, directory: &Path) -
             detail: format!("{call}: {}", std::io::Error::from_raw_os_error(errno)),
             consequence: consequence.to_owned(),
         },
+    }
+}
+
+/// The one thing that has a second way to work.
+fn network_door(found: Finding) -> Finding {
+    if found.detail != probe::NAMED_PORTS {
+        return found;
+    }
+    Finding {
+        remedy: probe::explain(&found.name, libc::EPROTONOSUPPORT),
+        status: Status::Limited,
+        consequence: "a run reaches only the ports that its policy names, and datagrams that it sends have no receipt"
+            .to_owned(),
+        ..found
     }
 }
 
@@ -270,6 +286,15 @@ mod tests {
         let text = table(&Report { works: false, kernel: "6.1".to_owned(), findings });
         let expected = "Linux 6.1\nloopback  ok\nproc      missing  mount(2): EPERM\n                   so: no run\n                   do: unmask\nA default run cannot work here.\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_network_by_named_ports_is_limited_and_says_what_would_be_better() {
+        let found = network_door(works("network door".to_owned(), probe::NAMED_PORTS.to_owned()));
+        assert_eq!(found.status, Status::Limited);
+        assert!(found.remedy.contains("nf_tables") && found.consequence.contains("ports"), "{found:?}");
+        let whole = works("network door".to_owned(), "nf_tables redirect".to_owned());
+        assert_eq!(network_door(whole.clone()), whole);
     }
 
     #[test]

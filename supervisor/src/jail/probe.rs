@@ -22,6 +22,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
+use tollgate_shim::{jail, protocol::Way};
 
 macro_rules! probes {
     ($($(#[$doc:meta])* $variant:ident => $name:literal),+ $(,)?) => {
@@ -50,6 +51,8 @@ probes! {
     Namespaces => "namespaces",
     /// Setting up the loopback of a new network namespace.
     Loopback => "loopback",
+    /// Taking the connections of a new network namespace.
+    NetworkDoor => "network door",
     /// Mounting a fresh /proc.
     Proc => "proc",
     /// The part of `proc` that the new namespace's first process does.
@@ -124,6 +127,7 @@ pub fn perform(probe: Probe, directory: &Path) -> Answer {
         Probe::UserNamespace => enter_user_namespace(CloneFlags::empty()).map(|()| works("")),
         Probe::Namespaces => namespaces().map(|()| works("mount, pid, net, ipc, uts, cgroup")),
         Probe::Loopback => loopback().map(|()| works("")),
+        Probe::NetworkDoor => network_door(),
         Probe::Proc => proc(directory),
         Probe::ProcInside => proc_inside().map(|()| works("fresh mount")),
         Probe::Overlay => overlay(directory).map(|()| works("with userxattr")),
@@ -204,6 +208,21 @@ fn loopback() -> Tried<()> {
         Some(code) => Err(Answer::Fails { call: "RTM_NEWLINK, lo up".to_owned(), errno: code.saturating_neg() }),
         None => Err(Answer::Fails { call: "RTM_NEWLINK, lo up".to_owned(), errno: libc::EPROTO }),
     }
+}
+
+/// What [`Probe::NetworkDoor`] finds where connections cannot be redirected.
+pub const NAMED_PORTS: &str = "listeners on named ports";
+
+/// By the shim's own code, in a namespace that is like a jail's.
+fn network_door() -> Tried<Answer> {
+    enter_user_namespace(CloneFlags::CLONE_NEWNET)?;
+    let (way, told) = jail::try_network().map_err(|(call, errno)| Answer::Fails { call, errno })?;
+    let detail = match (way, told) {
+        (Way::Redirect, true) => "nf_tables redirect",
+        (Way::Redirect, false) => "nf_tables redirect; dropped datagrams have no receipt (no nfnetlink_log)",
+        (Way::Ports, _) => NAMED_PORTS,
+    };
+    Ok(Answer::Works { detail: detail.to_owned() })
 }
 
 /// A fresh /proc may be mounted only by a process in the new namespace, so a child does it.
@@ -341,6 +360,12 @@ pub fn explain_with(step: &str, errno: i32, knobs: &Knobs) -> String {
                   profile that allows `seccomp`"
                 .to_owned(),
         };
+    }
+    if has(&["network door"]) && !refused {
+        return "a run with a network needs to redirect its connections: use a kernel with CONFIG_NF_TABLES, \
+                CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT and CONFIG_NFT_REDIR; where they are modules that are not loaded \
+                by themselves, `sudo modprobe -a nf_tables nft_chain_nat nft_redir`"
+            .to_owned();
     }
     if has(&["proc"]) && !has(&["process"]) && refused && !knobs.proc_masks.is_empty() {
         let masks: Vec<_> = knobs.proc_masks.iter().map(|path| path.display().to_string()).collect();

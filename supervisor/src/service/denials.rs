@@ -337,6 +337,19 @@ mod tests {
     }
 
     #[test]
+    fn what_a_network_cannot_carry_is_refused_by_its_own_words() {
+        let networked = Context { network: true, ..context(false) };
+        let reason = |errno, context: &Context| {
+            let (effect, answer) = judge(&denied(Wanted::Connect, "192.0.2.1:443", errno), context).unwrap();
+            assert_eq!((effect.kind, answer.decided_by), (Kind::NetConnect, "network"));
+            answer.reason
+        };
+        assert!(reason(libc::EPERM, &networked).contains("UDP"));
+        assert!(reason(libc::ECONNREFUSED, &networked).contains("ports that the policy names"));
+        assert!(reason(libc::ENETUNREACH, &context(false)).contains("no network but its own loopback"));
+    }
+
+    #[test]
     fn a_call_outside_the_list_is_named() {
         let call = Denied { syscall: libc::SYS_mount, ..denied(Wanted::Syscall, "", libc::EPERM) };
         assert_eq!(judge(&call, &context(false)).unwrap().0.resource, Resource::Syscall { name: "mount".into() });

@@ -50,19 +50,50 @@ pub fn raise(control: &OwnedFd, plan: &Plan) -> Result<Option<Standing>, Failure
     let Some(network) = plan.network.as_ref().filter(|_| !plan.without.contains(&Layer::Network)) else {
         return Ok(None);
     };
-    let families = every_address_is_local()?;
-    let refused = refused::listen();
-    let way_is_open = !plan.without.contains(&Layer::Redirect);
-    let redirected = if way_is_open { redirect(network, families, refused.is_ok()) } else { Err(no_tables()) };
-    let (way, listeners, refused) = match redirected {
-        Ok(listener) => (Way::Redirect, vec![listener], refused.ok()),
-        Err(failure) => (Way::Ports, on_each_port(network, families, &failure)?, None),
-    };
-    let names = name_socket()?;
+    let tables = if plan.without.contains(&Layer::Redirect) { Tables::Missing } else { Tables::Used };
+    let Sockets { way, listeners, names, refused } = Sockets::open(network, tables)?;
     let told = refused.is_some();
     let attached: Vec<BorrowedFd> = listeners.iter().chain([&names]).map(AsFd::as_fd).collect();
     channel::send(control.as_fd(), &FromShim::Network { way, told }, &attached).at("sendmsg", "the supervisor")?;
     Ok(Some(Standing { way, refused }))
+}
+
+/// Whether nf_tables is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// Where the kernel has it.
+    Used,
+    /// As on a kernel without it, for tests.
+    Missing,
+}
+
+/// What the network is made of, in the namespace that it was made in.
+pub struct Sockets {
+    /// How connections are taken.
+    pub way: Way,
+    /// Where they arrive.
+    pub listeners: Vec<OwnedFd>,
+    /// Where name lookups arrive.
+    pub names: OwnedFd,
+    /// Hears of datagrams that were dropped.
+    pub refused: Option<OwnedFd>,
+}
+
+impl Sockets {
+    /// Sets routes and rules up, and opens the sockets to which they lead.
+    pub fn open(network: &Network, tables: Tables) -> Result<Sockets, Failure> {
+        let families = every_address_is_local()?;
+        let refused = refused::listen();
+        let redirected = match tables {
+            Tables::Used => redirect(network, families, refused.is_ok()),
+            Tables::Missing => Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT)).at("nf_tables", "left out"),
+        };
+        let (way, listeners, refused) = match redirected {
+            Ok(listener) => (Way::Redirect, vec![listener], refused.ok()),
+            Err(failure) => (Way::Ports, on_each_port(network, families, &failure)?, None),
+        };
+        Ok(Sockets { way, listeners, names: name_socket()?, refused })
+    }
 }
 
 /// Which families there are. IPv4 always is.
@@ -124,18 +155,15 @@ fn has_ipv6() -> bool {
 /// One listener, and the table that leads everything to it.
 fn redirect(network: &Network, families: Families, told: bool) -> Result<OwnedFd, Failure> {
     // Below 1024, where no program of the jail can have its own server: it never takes a port that one wants.
-    let port = (1..1024).find(|port| !network.host_ports.contains(port) && *port != NAMES.port());
-    let port = port.ok_or(Errno::EADDRINUSE).at("bind", "a port below 1024 that is not granted")?;
+    let mut free = (1..1024).filter(|port| !network.host_ports.contains(port));
+    let (Some(port), Some(nobody)) = (free.next(), free.next()) else {
+        return Err(Errno::EADDRINUSE).at("bind", "a port below 1024 that is not granted");
+    };
     let listener = listener(port, families)?;
     let told = told.then_some(refused::GROUP);
-    rules::install(&rules::Rules { listener: port, host_ports: &network.host_ports, told })
+    rules::install(&rules::Rules { listener: port, nobody, host_ports: &network.host_ports, told })
         .at("nf_tables", "table inet tollgate")?;
     Ok(listener)
-}
-
-fn no_tables() -> Failure {
-    let missing: io::Result<()> = Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
-    missing.at("nf_tables", "left out").unwrap_err()
 }
 
 /// Without nf_tables: a listener on each port that the policy names. As every address is local, it hears connections to

@@ -99,6 +99,8 @@ const TOLD_PER_SECOND: u64 = 1_000;
 pub struct Rules<'a> {
     /// Where TCP connections are redirected to.
     pub listener: u16,
+    /// A port of the loopback where nobody listens.
+    pub nobody: u16,
     /// Ports of the loopback that are redirected too.
     pub host_ports: &'a [u16],
     /// The group that learns of dropped datagrams (linux/netfilter/nfnetlink_log.h), if anybody listens.
@@ -125,6 +127,10 @@ fn batch(rules: &Rules) -> Vec<Message> {
         all.push(rule(TAKE, all_of([to_v4(&[127, 0, 0, 1]), tcp_port(), redirect(rules.listener)])));
         all.push(rule(TAKE, all_of([to_v6(Ipv6Addr::LOCALHOST), tcp_port(), redirect(rules.listener)])));
     }
+    // The listener is not the program's to find: asked for by its own number, it is not there.
+    let listener = || all_of([tcp(), port_is(rules.listener), redirect(rules.nobody)]);
+    all.push(rule(TAKE, all_of([to_v4(&[127]), listener()])));
+    all.push(rule(TAKE, all_of([to_v6(Ipv6Addr::LOCALHOST), listener()])));
     // The program's own servers are none of our business.
     all.push(rule(TAKE, all_of([to_v4(&[127]), verdict(NF_ACCEPT)])));
     all.push(rule(TAKE, all_of([to_v6(Ipv6Addr::LOCALHOST), verdict(NF_ACCEPT)])));
