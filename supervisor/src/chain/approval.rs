@@ -584,6 +584,7 @@ mod tests {
             verdict: *verdict,
             kinds: Kinds::Only(vec![kind]),
             paths: Paths::Only(Patterns::new(vec![(*pattern).to_owned()]).unwrap()),
+            target: Default::default(),
             origin: Origin { file: "p.toml".into(), line: 3, text: "rule".into() },
         });
         Admission::of(Layer::new("p.toml", Home::File, rules.collect()))

@@ -175,7 +175,11 @@ fn admission(kinds: &[Kind]) -> Element {
 proptest! {
     #[test]
     fn two_filters_admit_what_both_do(a in kinds(), b in kinds(), effects in effects()) {
-        let both: Vec<Kind> = a.iter().filter(|kind| b.contains(kind)).copied().collect();
+        let mut both: Vec<Kind> = a.iter().filter(|kind| b.contains(kind)).copied().collect();
+        // A name may be asked for by whoever may use it in any way.
+        if [&a, &b].iter().all(|kinds| kinds.iter().any(|kind| super::admission::is_network(*kind))) {
+            both.push(Kind::NetResolve);
+        }
         let nested = observe(&[admission(&a), admission(&b)], &effects);
         prop_assert_eq!(&nested, &observe(&[admission(&both)], &effects));
         prop_assert_eq!(&nested, &observe(&[Element::Admission(admit(&a).narrow(&admit(&b)))], &effects));

@@ -68,8 +68,8 @@ impl Unit {
     /// nobody keeps, so it is refused (invariant I7).
     pub const fn is_measured(self) -> bool {
         match self {
-            Unit::WriteBytes | Unit::Effects => true,
-            Unit::EgressBytes | Unit::Spend => false,
+            Unit::WriteBytes | Unit::Effects | Unit::EgressBytes => true,
+            Unit::Spend => false,
         }
     }
 
@@ -120,7 +120,7 @@ impl Unit {
         match self {
             Unit::WriteBytes => "--write-bytes or `write_bytes` in the policy",
             Unit::Effects => "--effects or `effects` in the policy",
-            Unit::EgressBytes => "`egress_bytes` in the policy",
+            Unit::EgressBytes => "--egress-bytes or `egress_bytes` in the policy",
             Unit::Spend => "`spend` in the policy",
         }
     }

@@ -1,7 +1,7 @@
 //! Fakes around a handler: an asker, a world and handlers of a few lines.
 
 use super::{
-    admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Verdict},
+    admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Target, Verdict},
     Answer, BoxFuture, Chain, Handler, Next, World,
 };
 use crate::effect::{Effect, Kind};
@@ -46,6 +46,7 @@ pub(super) fn admit(kinds: &[Kind]) -> Admission {
         verdict: Verdict::Allow,
         kinds: Kinds::Only(kinds.to_vec()),
         paths: Paths::Any,
+        target: Target::default(),
         origin: Origin { file: "test.toml".into(), line: 1, text: "allow".into() },
     };
     Admission::of(Layer::new("test", Home::Builtin, vec![rule]))

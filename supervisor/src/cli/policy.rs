@@ -7,6 +7,7 @@ use crate::{
     policy::{
         fault::{Fault, PolicyError},
         limits::{Asked, Bound, Limit},
+        network::Network,
         search::{self, PolicyRef, SearchPath},
         warnings::warnings,
         Commands, Handlers, Launcher, Policy, Presence, WorkspaceAccess,
@@ -14,6 +15,7 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     time::Duration,
 };
@@ -216,7 +218,8 @@ fn show(args: &ShowArgs, search: &SearchPath, out: &mut dyn Write) -> Result<(),
 }
 
 fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
-    let Policy { name, digest, description, jail, limits, approval_timeout, admission, handlers, sources } = policy;
+    let Policy { name, digest, description, jail, limits, approval_timeout, admission, network, handlers, sources } =
+        policy;
     writeln!(out, "{}: {}", escape(name), escape(description))?;
     writeln!(out, "digest       {digest}")?;
     let sources: Vec<_> = sources.iter().map(|source| source.display().to_string()).collect();
@@ -251,8 +254,21 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "write_bytes  {}", limit(&limits.write_bytes, bytes))?;
     writeln!(out, "effects      {}", limit(&limits.effects, |count| count.to_string()))?;
     writeln!(out, "output_bytes {}", limit(&limits.output_bytes, bytes))?;
+    writeln!(out, "egress_bytes {}", limit(&limits.egress_bytes, bytes))?;
     if let Some(timeout) = *approval_timeout {
         writeln!(out, "\n[approval]\ntimeout      {}", duration(timeout))?;
+    }
+    if policy.uses_network() || *network != Network::default() {
+        writeln!(out, "\n[network]")?;
+        let resolver = network.resolver.map_or("the host's".to_owned(), |address| address.to_string());
+        writeln!(out, "resolver     {resolver}")?;
+        for port in &network.host_ports {
+            writeln!(out, "host port    {port}")?;
+        }
+        for (host, networks) in &network.private {
+            let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+            writeln!(out, "private      {host} {}", networks.join(" "))?;
+        }
     }
     if *handlers != Handlers::default() {
         writeln!(out, "\n[handlers]")?;
@@ -277,13 +293,17 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
                     writeln!(out, "         {}", escape(pattern))?;
                 }
             }
+            for (key, words) in rule.target.words() {
+                writeln!(out, "         {key} {}", words.join(" "))?;
+            }
         }
     }
     Ok(())
 }
 
 fn as_json(policy: &Policy) -> serde_json::Value {
-    let Policy { name, digest, description, jail, limits, approval_timeout, admission, handlers, sources } = policy;
+    let Policy { name, digest, description, jail, limits, approval_timeout, admission, network, handlers, sources } =
+        policy;
     let layers: Vec<_> = admission
         .layers()
         .iter()
@@ -295,13 +315,14 @@ fn as_json(policy: &Policy) -> serde_json::Value {
                     serde_json::json!({
                         "verdict": verdict(rule.verdict),
                         "effect": match &rule.kinds {
-                            Kinds::Any => serde_json::json!(["any"]),
+                            Kinds::Any | Kinds::All => serde_json::json!(["any"]),
                             Kinds::Only(kinds) => serde_json::json!(kinds),
                         },
                         "path": match &rule.paths {
                             Paths::Any => serde_json::Value::Null,
                             Paths::Only(patterns) => serde_json::json!(patterns.texts()),
                         },
+                        "target": rule.target.words().into_iter().collect::<BTreeMap<_, _>>(),
                         "file": rule.origin.file,
                         "line": rule.origin.line,
                     })
@@ -353,6 +374,17 @@ fn as_json(policy: &Policy) -> serde_json::Value {
             "write_bytes": limits.write_bytes.value(),
             "effects": limits.effects.value(),
             "output_bytes": limits.output_bytes.value(),
+            "egress_bytes": limits.egress_bytes.value(),
+        },
+        "network": {
+            "used": policy.uses_network(),
+            "resolver": network.resolver.map(|address| address.to_string()),
+            "host_ports": network.host_ports,
+            "private": network
+                .private
+                .iter()
+                .map(|(host, networks)| (host, networks.iter().map(ToString::to_string).collect::<Vec<_>>()))
+                .collect::<BTreeMap<_, _>>(),
         },
         "approval": { "timeout_us": approval_timeout.map(|time| time.as_micros() as u64) },
         "layers": layers,
@@ -419,7 +451,7 @@ fn verdict(verdict: Verdict) -> &'static str {
 
 fn kinds(kinds: &Kinds) -> String {
     match kinds {
-        Kinds::Any => "any".to_owned(),
+        Kinds::Any | Kinds::All => "any".to_owned(),
         Kinds::Only(kinds) => kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "),
     }
 }

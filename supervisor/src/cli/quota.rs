@@ -50,6 +50,9 @@ pub enum What {
         /// At most so many effects, whatever they are
         #[arg(long, value_name = "COUNT", value_parser = count)]
         effects: Option<u64>,
+        /// At most so many bytes sent to hosts outside
+        #[arg(long, value_name = "SIZE", value_parser = size)]
+        egress_bytes: Option<u64>,
         /// Forget what was used until now
         #[arg(long)]
         reset: bool,
@@ -121,13 +124,14 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write, talk: &mut dyn Write)
                 }
             }
         }
-        What::Set { id, write_bytes, effects, reset } => {
+        What::Set { id, write_bytes, effects, egress_bytes, reset } => {
             let usage = |message: String| Failure { status: 2, ..Failure::new(message, HOW) };
             check_id(id).map_err(usage)?;
-            let limits: Amounts = [(Unit::WriteBytes, *write_bytes), (Unit::Effects, *effects)]
-                .into_iter()
-                .filter_map(|(unit, limit)| Some((unit, limit?)))
-                .collect();
+            let limits: Amounts =
+                [(Unit::WriteBytes, *write_bytes), (Unit::Effects, *effects), (Unit::EgressBytes, *egress_bytes)]
+                    .into_iter()
+                    .filter_map(|(unit, limit)| Some((unit, limit?)))
+                    .collect();
             if limits.is_empty() && !reset {
                 return Err(usage("nothing to set".to_owned()));
             }
@@ -146,7 +150,7 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write, talk: &mut dyn Write)
 }
 
 const HOW: &str =
-    "`tollgate quota set ID --write-bytes SIZE` or `--effects COUNT` makes one; `tollgate quota list` lists them";
+    "`tollgate quota set ID --write-bytes SIZE`, `--effects COUNT` or `--egress-bytes SIZE` makes one; `tollgate quota list` lists them";
 
 /// Prints how quotas stand.
 ///

@@ -32,6 +32,7 @@ use crate::{
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Write},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -47,7 +48,7 @@ const EXPLAINED: usize = 5;
 /// Run a program in a jail.
 ///
 /// The program sees its workspace (the current folder) through a layer of its own, the system's programs read-only,
-/// and nothing else of this machine; it has no network but its own loopback. When it ends, what it changed passes
+/// and nothing else of this machine; it has no network but its own loopback, unless the policy or `--allow` names hosts. When it ends, what it changed passes
 /// the policy and is applied to the folder as one batch. Every effect has a receipt.
 ///
 /// The exit status is the program's own; a signal is 128 plus its number. Tollgate's own are 124 wall time used up,
@@ -98,6 +99,9 @@ pub struct Args {
     /// Bytes that the program may print
     #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
     pub output_bytes: Option<Bound<u64>>,
+    /// Bytes that the program may send to hosts outside
+    #[arg(long, value_name = "SIZE", value_parser = quantity::size)]
+    pub egress_bytes: Option<Bound<u64>>,
     /// Effects that the run may have, whatever they are
     #[arg(long, value_name = "COUNT", value_parser = quantity::count)]
     pub effects: Option<Bound<u64>>,
@@ -112,6 +116,25 @@ pub struct Args {
     /// How long such an effect waits, as in `5min`; the wall time of the run goes on meanwhile
     #[arg(long, value_name = "TIME", value_parser = finite)]
     pub approval_timeout: Option<Duration>,
+    /// Allow a host outside; may be given again
+    ///
+    /// HOST is every request to it over http and https, HOST:PORT every request and connection to that port, and
+    /// 'GET,HEAD https://HOST/PATH/**' those requests alone. HOST may be `*.SUFFIX`, all names below it. What a rule of
+    /// the policy denies stays denied.
+    #[arg(long = "allow", value_name = "HOST|URL")]
+    pub allow: Vec<String>,
+    /// Refuse a host outside, whatever allows it; written as for `--allow`
+    #[arg(long = "deny", value_name = "HOST|URL")]
+    pub deny: Vec<String>,
+    /// Let the program reach this port of the host's own loopback, at 127.0.0.1 and ::1
+    #[arg(long = "host-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub host_ports: Vec<u16>,
+    /// A private address or network that a name may lead to, as in `api.test=10.1.0.0/16`
+    #[arg(long = "private", value_name = "HOST=CIDR")]
+    pub private: Vec<String>,
+    /// Where the names of allowed hosts are looked up [default: as this machine does]
+    #[arg(long, value_name = "ADDRESS", value_parser = crate::policy::network::resolver)]
+    pub resolver: Option<SocketAddr>,
     /// Pass a variable of this environment (`NAME`, or `PREFIX*`), or set one (`NAME=VALUE`)
     #[arg(long = "env", short = 'e', value_name = "NAME[=VALUE]")]
     pub environment: Vec<String>,
@@ -133,7 +156,7 @@ pub struct Args {
     /// Make effects go wrong, as in `fs/write:error=ENOSPC,rate=0.1,seed=7,path=**/*.log`; may be given again
     ///
     /// KIND[+KIND…]:FAULT[=WHAT], then any of rate=R, seed=N, path=GLOB, first=N, when=before|after,
-    /// door=api|program|workspace and retry-after=SECONDS. FAULT is error, timeout, rate-limit, truncated, corrupted or
+    /// door=api|program|network|workspace and retry-after=SECONDS. FAULT is error, timeout, rate-limit, truncated, corrupted or
     /// cut; docs/effects.md has what each kind can show. A program sees such an error as if the kernel gave it.
     #[arg(long, value_name = "RULE", value_parser = fault_rule)]
     pub faults: Vec<FaultRule>,
@@ -503,6 +526,12 @@ fn overrides(args: &Args) -> Overrides {
         effects: args.effects,
         approval_timeout: args.approval_timeout,
         output_bytes: args.output_bytes,
+        egress_bytes: args.egress_bytes,
+        allow: args.allow.clone(),
+        deny: args.deny.clone(),
+        host_ports: args.host_ports.clone(),
+        private: args.private.clone(),
+        resolver: args.resolver,
         read_only: args.read_only,
         views: args.views.clone(),
         profile: args.profile.clone(),

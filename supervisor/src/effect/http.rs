@@ -49,6 +49,10 @@ pub fn idempotency_of(method: &str) -> Idempotency {
     }
 }
 
+/// The operations that the door tells apart, where the protocol above HTTP shows one.
+pub const OPERATIONS: &[&str] =
+    &["git/fetch", "git/push", "graphql/query", "graphql/mutation", "graphql/subscription", "graphql/unknown"];
+
 /// How a server is spoken to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -209,11 +209,11 @@ kinds! {
     RunCancel => run::CANCEL,
     EvalRun => run::EVAL,
     NetConnect => net::CONNECT,
-    NetResolve => net::RESOLVE,
-    HttpRequest => http::REQUEST,
     ProcessExec => jail::PROCESS_EXEC,
     ProcessSyscall => jail::PROCESS_SYSCALL,
     ApiRequest => api::REQUEST,
+    NetResolve => net::RESOLVE,
+    HttpRequest => http::REQUEST,
 }
 
 /// A name that is in no row of the vocabulary.

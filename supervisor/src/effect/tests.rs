@@ -298,6 +298,8 @@ const GOLDEN_DIGESTS: &[&str] = &[
     "process/exec 709c8ab5037dd35733ae68a92b5267ef5b1f4af733bc88d7cadb0f1801b17381",
     "process/syscall c9c4f5f3a23a90b305ce15cc29e3bbbaf19349509779342a8f22a34388ff16ca",
     "api/request ce2477887a8f7cd8133c897fe1c2983313d85e039826e7366e35ce5e6cfa0e3e",
+    "net/resolve 502d5c46eb46d30abbdf74b37f56dd0a3a653b46b1dd4c8c4409e46e825ac689",
+    "http/request e9f5f56a3ac497ce0b4760aa564ce005174daa3b02d6521507d3aec2cb52d6f0",
 ];
 
 #[test]

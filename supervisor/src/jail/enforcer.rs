@@ -860,6 +860,7 @@ mod tests {
             pids: no_limit(),
             cpus: no_limit(),
             write_bytes: no_limit(),
+            egress_bytes: no_limit(),
             effects: no_limit(),
             output_bytes: no_limit(),
         }

@@ -163,6 +163,8 @@ const GOLDEN_HASHES: &[&str] = &[
     "process/exec 612b04c57567bf8517e2e26b203704f24ce52ca928fcdf1a08a6e22fed65734d",
     "process/syscall ea7ff067fa1553f1dcba14d02c538155cf1f971470be7d73d3d806ad320a1169",
     "api/request decdf45b6a170b1a0575018f817a79f331bfa1501a73d8fb4dfe1930ea47c5ea",
+    "net/resolve 6895ae9964c79a2eb036164cea8fca0807f53777df13ebe91113192254c9a620",
+    "http/request ee6743d15848e73be4099f7d6770d1c4e776ddb468b3fa1f93e2f37cbe013f37",
 ];
 
 /// A rule in about half of them.

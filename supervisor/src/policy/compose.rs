@@ -15,12 +15,13 @@ use super::{
     fault::{Fault, PolicyError},
     file::{At, JailSection, LimitsSection, PolicyFile},
     limits::{Asked, Bound, Limit, Limits},
+    network::Network,
     overrides::is_reserved,
     search::{find, seccomp_list, Found, PolicyRef, SearchPath},
     Commands, EnvironmentRule, Handlers, JailPolicy, Launcher, Policy, Presence, View, WorkspaceAccess,
 };
 use crate::{
-    chain::admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Verdict},
+    chain::admission::{Admission, Home, Kinds, Layer, Origin, Paths, Rule, Target, Verdict},
     effect::{canonical_json, Digest, Kind},
 };
 use serde::Serialize;
@@ -121,6 +122,7 @@ struct Draft {
     limits: LimitsDraft,
     approval_timeout: Option<Duration>,
     rules: Vec<Rule>,
+    network: Network,
     handlers: Handlers,
     sources: Vec<PathBuf>,
 }
@@ -135,6 +137,7 @@ struct LimitsDraft {
     write_bytes: Option<Limit<u64>>,
     effects: Option<Limit<u64>>,
     output_bytes: Option<Limit<u64>>,
+    egress_bytes: Option<Limit<u64>>,
 }
 
 impl LimitsDraft {
@@ -153,6 +156,7 @@ impl LimitsDraft {
         put(&mut self.write_bytes, section.write_bytes, asked);
         put(&mut self.effects, section.effects, asked);
         put(&mut self.output_bytes, section.output_bytes, asked);
+        put(&mut self.egress_bytes, section.egress_bytes, asked);
     }
 }
 
@@ -204,6 +208,7 @@ impl Draft {
         self.limits.replace(file.limits, asked);
         self.approval_timeout = file.approval_timeout.or(self.approval_timeout);
         self.rules.extend(file.rules);
+        self.network.join(file.network);
         // Added to, never taken away: who builds on a policy cannot undo its recording.
         self.handlers.record |= file.handlers.record;
         self.handlers.faults.extend(file.handlers.faults);
@@ -228,7 +233,7 @@ impl Draft {
         self.env = self.env.take().or(jail.env);
         let mut limits = LimitsDraft::default();
         limits.replace(base.limits, Asked::Builtin);
-        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes } = limits;
+        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes, egress_bytes } = limits;
         let mine = &mut self.limits;
         mine.wall = mine.wall.or(wall);
         mine.cpu = mine.cpu.or(cpu);
@@ -238,6 +243,7 @@ impl Draft {
         mine.write_bytes = mine.write_bytes.or(write_bytes);
         mine.effects = mine.effects.or(effects);
         mine.output_bytes = mine.output_bytes.or(output_bytes);
+        mine.egress_bytes = mine.egress_bytes.or(egress_bytes);
     }
 
     /// Whether nothing is left for `base` to say, as in every policy that extends it.
@@ -258,7 +264,7 @@ impl Draft {
             self.rules.iter().any(|rule| {
                 rule.verdict == Verdict::Allow
                     && match &rule.kinds {
-                        Kinds::Any => true,
+                        Kinds::Any | Kinds::All => true,
                         Kinds::Only(kinds) => kinds.contains(&kind),
                     }
             })
@@ -293,6 +299,7 @@ impl Draft {
             write_bytes: Some(write_bytes),
             effects: Some(effects),
             output_bytes: Some(output_bytes),
+            egress_bytes: Some(egress_bytes),
         } = self.limits
         else {
             return Err(base_is_broken());
@@ -318,9 +325,10 @@ impl Draft {
                 workspace,
                 hide,
             },
-            limits: Limits { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes },
+            limits: Limits { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes, egress_bytes },
             approval_timeout: self.approval_timeout,
             admission,
+            network: self.network,
             handlers: self.handlers,
             sources: self.sources,
         };
@@ -412,9 +420,10 @@ fn layer_of(workspace: WorkspaceAccess) -> Option<Layer> {
         verdict,
         kinds,
         paths: Paths::Any,
+        target: Target::default(),
         origin: Origin { file: "[jail] or the command line".to_owned(), line: 0, text: name.to_owned() },
     };
-    let rules = vec![rule(Verdict::Allow, Kinds::Any), rule(Verdict::Deny, Kinds::Only(denied))];
+    let rules = vec![rule(Verdict::Allow, Kinds::All), rule(Verdict::Deny, Kinds::Only(denied))];
     Some(Layer::new(name, Home::Builtin, rules))
 }
 
@@ -443,10 +452,22 @@ struct Meaning<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     approval_timeout_us: Option<u64>,
     output_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    egress_bytes: Option<u64>,
     layers: Vec<Vec<RuleMeaning<'a>>>,
+    /// Left out where it says nothing, as above.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    network: Option<NetworkMeaning<'a>>,
     /// Left out where there are none, so that a policy without keeps the digest that it had before there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     handlers: Option<HandlersMeaning<'a>>,
+}
+
+#[derive(Serialize)]
+struct NetworkMeaning<'a> {
+    resolver: Option<String>,
+    host_ports: &'a [u16],
+    private: BTreeMap<&'a str, Vec<String>>,
 }
 
 #[derive(Serialize)]
@@ -499,7 +520,18 @@ impl<'a> Meaning<'a> {
             effects: policy.limits.effects.value(),
             approval_timeout_us: policy.approval_timeout.map(|time| time.as_micros() as u64),
             output_bytes: policy.limits.output_bytes.value(),
+            egress_bytes: policy.limits.egress_bytes.value(),
             layers: policy.admission.layers().iter().map(rules_of).collect(),
+            network: (policy.network != Network::default()).then(|| NetworkMeaning {
+                resolver: policy.network.resolver.map(|address| address.to_string()),
+                host_ports: &policy.network.host_ports,
+                private: policy
+                    .network
+                    .private
+                    .iter()
+                    .map(|(host, networks)| (host.as_str(), networks.iter().map(ToString::to_string).collect()))
+                    .collect(),
+            }),
             handlers: (policy.handlers != Handlers::default()).then(|| HandlersMeaning {
                 record: policy.handlers.record,
                 faults: policy.handlers.faults.iter().map(|rule| rule.text()).collect(),
@@ -509,7 +541,36 @@ impl<'a> Meaning<'a> {
 }
 
 /// Verdict, kinds and paths; none for every kind and every path.
-type RuleMeaning<'a> = (&'static str, Option<Vec<&'static str>>, Option<&'a [String]>);
+type OnPaths<'a> = (&'static str, Option<Vec<&'static str>>, Option<&'a [String]>);
+
+/// A rule's meaning. One without a target is written as it was before there were any.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(untagged)]
+enum RuleMeaning<'a> {
+    Anything(OnPaths<'a>),
+    Target(&'static str, Option<Vec<&'static str>>, TargetMeaning<'a>),
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct TargetMeaning<'a> {
+    host: Option<Vec<String>>,
+    port: Option<&'a [u16]>,
+    method: Option<&'a [String]>,
+    url: Option<Vec<&'a str>>,
+    operation: Option<&'a [String]>,
+}
+
+impl<'a> TargetMeaning<'a> {
+    fn of(target: &'a Target) -> TargetMeaning<'a> {
+        TargetMeaning {
+            host: target.hosts.as_ref().map(|hosts| hosts.patterns.iter().map(ToString::to_string).collect()),
+            port: target.ports.as_deref(),
+            method: target.methods.as_deref(),
+            url: target.urls.as_ref().map(|urls| urls.patterns.iter().map(|url| url.text()).collect()),
+            operation: target.operations.as_deref(),
+        }
+    }
+}
 
 fn rules_of(layer: &Layer) -> Vec<RuleMeaning<'_>> {
     let mut rules: Vec<_> = layer
@@ -522,14 +583,17 @@ fn rules_of(layer: &Layer) -> Vec<RuleMeaning<'_>> {
                 Verdict::Deny => "deny",
             };
             let kinds = match &rule.kinds {
-                Kinds::Any => None,
+                Kinds::Any | Kinds::All => None,
                 Kinds::Only(kinds) => Some(kinds.iter().map(|kind| kind.name()).collect()),
             };
             let paths = match &rule.paths {
                 Paths::Any => None,
                 Paths::Only(patterns) => Some(patterns.texts()),
             };
-            (verdict, kinds, paths)
+            match rule.target.is_any() {
+                true => RuleMeaning::Anything((verdict, kinds, paths)),
+                false => RuleMeaning::Target(verdict, kinds, TargetMeaning::of(&rule.target)),
+            }
         })
         .collect();
     rules.sort();

@@ -4,9 +4,12 @@
 //! check` is to show them all. Everything unknown is a fault, and so is everything that a later version will enforce
 //! and this one does not: a key that is accepted and ignored would be a wall that somebody relies on and nobody built.
 
+mod network;
+
 use super::{
     fault::{closest, suggest, Fault, Source},
     limits::Bound,
+    network::Network,
     overrides::{check_variable_name, split_variable},
     quantity::{self, QuantityError},
     search::{seccomp_list, seccomp_names},
@@ -52,6 +55,8 @@ pub struct PolicyFile {
     pub limits: LimitsSection,
     /// `[approval] timeout`.
     pub approval_timeout: Option<Duration>,
+    /// `[network]`.
+    pub network: Network,
     /// `[[allow]]`, `[[ask]]` and `[[deny]]`.
     pub rules: Vec<Rule>,
     /// `[handlers]`.
@@ -98,6 +103,8 @@ pub struct LimitsSection {
     pub effects: Option<Bound<u64>>,
     /// `output_bytes`.
     pub output_bytes: Option<Bound<u64>>,
+    /// `egress_bytes`.
+    pub egress_bytes: Option<Bound<u64>>,
 }
 
 impl PolicyFile {
@@ -125,19 +132,20 @@ impl PolicyFile {
     }
 }
 
-const TOP_KEYS: &[&str] = &["description", "extends", "jail", "limits", "approval", "allow", "ask", "deny", "handlers"];
+const TOP_KEYS: &[&str] =
+    &["description", "extends", "jail", "limits", "network", "approval", "allow", "ask", "deny", "handlers"];
 const TOP_LATER: &[&str] = &["secret", "upstream"];
 const HANDLER_KEYS: &[&str] = &["record", "faults"];
 const FAULTS_KEYS: &[&str] = &["seed", "rules"];
 const FAULT_KEYS: &[&str] =
     &["effect", "kind", "errno", "status", "after", "rate", "first", "seed", "path", "when", "door", "retry_after"];
 const JAIL_KEYS: &[&str] = &["profile", "launcher", "seccomp", "enforce", "commands", "views", "env", "workspace"];
-const LIMIT_KEYS: &[&str] = &["wall", "cpu", "memory", "pids", "cpus", "write_bytes", "effects", "output_bytes"];
+const LIMIT_KEYS: &[&str] =
+    &["wall", "cpu", "memory", "pids", "cpus", "write_bytes", "effects", "output_bytes", "egress_bytes"];
 const APPROVAL_KEYS: &[&str] = &["timeout"];
 /// Handlers that are built into every chain. A policy that names one, to change it or to take it out, is refused.
 const BUILT_IN_HANDLERS: &[&str] = &["receipts", "authority"];
-const RULE_KEYS: &[&str] = &["effect", "path"];
-const RULE_LATER: &[&str] = &["method", "url"];
+const RULE_KEYS: &[&str] = &["effect", "path", "host", "port", "method", "url", "operation"];
 const VIEW_KEYS: &[&str] = &["path", "optional"];
 
 /// Every key that a policy file can have or will have, for the test of the reference.
@@ -150,7 +158,7 @@ pub(super) fn every_key() -> impl Iterator<Item = &'static str> {
         LIMIT_KEYS,
         APPROVAL_KEYS,
         RULE_KEYS,
-        RULE_LATER,
+        network::NETWORK_KEYS,
         HANDLER_KEYS,
         FAULTS_KEYS,
         FAULT_KEYS,
@@ -195,6 +203,9 @@ impl Reader<'_> {
         }
         if let Some(section) = table.get("limits").and_then(|value| self.table(value, "[limits]")) {
             file.limits = self.limits(section);
+        }
+        if let Some(section) = table.get("network").and_then(|value| self.table(value, "[network]")) {
+            file.network = self.network(section);
         }
         if let Some(section) = table.get("handlers").and_then(|value| self.table(value, "[handlers]")) {
             file.handlers = self.handlers(section);
@@ -389,7 +400,7 @@ impl Reader<'_> {
     }
 
     fn limits(&mut self, table: &DeTable<'_>) -> LimitsSection {
-        // Nothing in this version sends or spends, so a limit on it would be a promise that nobody keeps.
+        // Nothing in this version spends, so a limit on it would be a promise that nobody keeps.
         let unmeasured: Vec<&str> =
             Unit::ALL.into_iter().filter(|unit| !unit.is_measured()).map(|unit| unit.name()).collect();
         self.keys(table, "in [limits]", LIMIT_KEYS, &unmeasured);
@@ -403,6 +414,7 @@ impl Reader<'_> {
             write_bytes: self.limit(table, "write_bytes", SIZE_FORM, quantity::size),
             effects: self.limit(table, "effects", COUNT_FORM, quantity::count),
             output_bytes: self.limit(table, "output_bytes", SIZE_FORM, quantity::size),
+            egress_bytes: self.limit(table, "egress_bytes", SIZE_FORM, quantity::size),
         }
     }
 
@@ -565,21 +577,22 @@ impl Reader<'_> {
     }
 
     fn rule(&mut self, key: &str, verdict: Verdict, table: &DeTable<'_>, span: Range<usize>) -> Option<Rule> {
-        self.keys(table, &format!("in [[{key}]]"), RULE_KEYS, RULE_LATER);
+        self.keys(table, &format!("in [[{key}]]"), RULE_KEYS, &[]);
         let kinds = self.kinds(key, table, span.start);
         let paths = match table.get("path") {
             Some(value) => Some(self.paths(value)?),
             None => None,
         };
-        let (kinds, effects) = kinds?;
+        let written = self.target(table);
+        let ((kinds, effects), written) = (kinds?, written?);
         let rule = Checked { key, verdict, kinds: &kinds, effects: &effects, paths: paths.as_ref(), start: span.start };
-        let complaint = rule.complaint();
+        let complaint = rule.complaint().or_else(|| written.complaint(&kinds));
         if let Some((offset, message, help)) = complaint {
             self.fault(offset, message, help);
             return None;
         }
         let names = match &kinds {
-            Kinds::Any => ANY.to_owned(),
+            Kinds::Any | Kinds::All => ANY.to_owned(),
             Kinds::Only(kinds) => kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "),
         };
         let origin = Origin {
@@ -588,7 +601,7 @@ impl Reader<'_> {
             text: format!("{key} {names}"),
         };
         let paths = paths.map_or(Paths::Any, |(_, patterns)| Paths::Only(patterns));
-        Some(Rule { verdict, kinds, paths, origin })
+        Some(Rule { verdict, kinds, paths, target: written.target, origin })
     }
 
     /// The kinds of a rule, and where each is written.
@@ -706,6 +719,11 @@ impl Checked<'_> {
                 return Some((self.offset_of(*kind), message, "take it out".to_owned()));
             }
         }
+        if self.verdict == Verdict::Ask && kinds.contains(&Kind::NetResolve) {
+            let message = "nobody can be asked about net/resolve: a program waits a few seconds for a name".to_owned();
+            let help = "ask about net/connect or http/request, which come after it".to_owned();
+            return Some((self.offset_of(Kind::NetResolve), message, help));
+        }
         let file = kinds.iter().find(|kind| is_file(**kind));
         let other = kinds.iter().find(|kind| !is_file(**kind));
         if let (Some(file), Some(other)) = (file, other) {
@@ -786,10 +804,10 @@ fn is_file(kind: Kind) -> bool {
 
 fn is_jail(kind: Kind) -> bool {
     match kind {
-        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => true,
         Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => true,
         Kind::FsRead | Kind::FsList | Kind::FsWrite | Kind::FsDelete | Kind::FsMove => false,
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun => false,
+        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => false,
     }
 }
 

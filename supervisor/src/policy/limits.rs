@@ -22,6 +22,8 @@ pub struct Limits {
     pub effects: Limit<u64>,
     /// Bytes printed to standard output and standard error together.
     pub output_bytes: Limit<u64>,
+    /// Bytes handed to parties outside: bodies of requests, and what connections send.
+    pub egress_bytes: Limit<u64>,
 }
 
 /// One limit and who asked for it.

@@ -8,6 +8,7 @@ pub mod compose;
 pub mod fault;
 pub mod file;
 pub mod limits;
+pub mod network;
 pub mod overrides;
 pub mod propose;
 pub mod quantity;
@@ -15,6 +16,7 @@ pub mod search;
 pub mod warnings;
 
 pub use fault::{Fault, PolicyError};
+pub use network::{Cidr, Network};
 pub use overrides::Overrides;
 pub use search::{PolicyRef, SearchPath};
 
@@ -42,6 +44,8 @@ pub struct Policy {
     pub approval_timeout: Option<std::time::Duration>,
     /// Which effects it may have.
     pub admission: Admission,
+    /// What it says about the network beside its rules.
+    pub network: network::Network,
     /// What answers in the world's place.
     pub handlers: Handlers,
     /// The files that it was composed from, outermost first; a built-in one is `policies/NAME.toml`.

@@ -5,9 +5,22 @@ use super::{
     fault::PolicyError,
     file::check_view,
     limits::{Asked, Bound, Limit},
+    network::{cidr, private_host, Network},
     Launcher, Policy, Presence, ProfileName, View, WorkspaceAccess,
 };
-use std::{path::Path, time::Duration};
+use crate::{
+    chain::admission::{
+        port_number, HostPattern, Kinds, Listed, Origin, Paths, Rule, Target, UrlPattern, Verdict, COMMAND_LINE,
+        NETWORK_KINDS,
+    },
+    effect::{net::bracketed, path::shell_word, Kind},
+};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    time::Duration,
+};
 use tollgate_shim::protocol::Enforcement;
 
 /// What was typed, checked for itself. Empty changes nothing.
@@ -31,6 +44,18 @@ pub struct Overrides {
     pub approval_timeout: Option<Duration>,
     /// `--output-bytes`.
     pub output_bytes: Option<Bound<u64>>,
+    /// `--egress-bytes`.
+    pub egress_bytes: Option<Bound<u64>>,
+    /// `--allow`: hosts, hosts with a port, or URLs with a method before them.
+    pub allow: Vec<String>,
+    /// `--deny`: the same, refused whatever else allows it.
+    pub deny: Vec<String>,
+    /// `--host-port`.
+    pub host_ports: Vec<u16>,
+    /// `--private HOST=CIDR`.
+    pub private: Vec<String>,
+    /// `--resolver`.
+    pub resolver: Option<SocketAddr>,
     /// `--read-only`: narrows, and never shows a workspace that the policy hides.
     pub read_only: bool,
     /// `--env NAME`: variables to pass through, also by prefix.
@@ -67,7 +92,9 @@ impl Policy {
         set(&mut limits.write_bytes, overrides.write_bytes);
         set(&mut limits.effects, overrides.effects);
         set(&mut limits.output_bytes, overrides.output_bytes);
+        set(&mut limits.egress_bytes, overrides.egress_bytes);
 
+        self.open_network(overrides)?;
         self.approval_timeout = overrides.approval_timeout.or(self.approval_timeout);
         if overrides.read_only && self.jail.workspace == WorkspaceAccess::ReadWrite {
             self.jail.workspace = WorkspaceAccess::ReadOnly;
@@ -101,6 +128,108 @@ impl Policy {
             self.jail.enforcement = Enforcement::BestEffort;
         }
         Ok(self.settled())
+    }
+}
+
+impl Policy {
+    /// Adds what the command line says about the network.
+    fn open_network(&mut self, overrides: &Overrides) -> Result<(), PolicyError> {
+        let mut rules = Vec::new();
+        for (flag, verdict, texts) in
+            [("--allow", Verdict::Allow, &overrides.allow), ("--deny", Verdict::Deny, &overrides.deny)]
+        {
+            for text in texts {
+                rules.push(rule_of_flag(flag, verdict, text).map_err(|message| option(flag, message))?);
+            }
+        }
+        if !rules.is_empty() {
+            self.admission = self.admission.with_rules(&self.name, rules);
+        }
+        let mut network = Network {
+            resolver: overrides.resolver,
+            host_ports: overrides.host_ports.clone(),
+            private: BTreeMap::new(),
+        };
+        for text in &overrides.private {
+            let wrong = |message: String| option("--private", format!("`{text}` {message}"));
+            let (host, addresses) =
+                text.split_once('=').ok_or_else(|| wrong("has no `=`; write it as HOST=CIDR".to_owned()))?;
+            let host = private_host(host).map_err(wrong)?;
+            network.private.entry(host).or_default().push(cidr(addresses).map_err(wrong)?);
+        }
+        self.network.join(network);
+        Ok(())
+    }
+}
+
+/// The rule that `--allow` or `--deny` writes: `HOST`, `HOST:PORT` or `[METHOD[,METHOD…] ]URL`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn rule_of_flag(flag: &str, verdict: Verdict, text: &str) -> Result<Rule, String> {
+    let mut target = Target::default();
+    let kinds = match text.contains("://") {
+        true => {
+            let (methods, url) = match text.trim().rsplit_once(char::is_whitespace) {
+                Some((methods, url)) => (Some(methods), url),
+                None => (None, text.trim()),
+            };
+            target.methods = methods.map(|methods| methods.split(',').map(|name| name.trim().to_owned()).collect());
+            let is_method = |name: &String| {
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+            };
+            if let Some(wrong) = target.methods.iter().flatten().find(|name| !is_method(name)) {
+                return Err(format!("`{text}`: `{wrong}` is no method; write it as 'GET {url}'"));
+            }
+            let url = UrlPattern::parse(url).map_err(|error| format!("`{text}`: {error}"))?;
+            target.urls = Some(Listed::new(vec![url]));
+            vec![Kind::HttpRequest]
+        }
+        false => {
+            let wrong = |error: &dyn std::fmt::Display| {
+                format!("`{text}` is no host: {error}; write HOST, HOST:PORT or 'METHOD https://HOST/PATH'")
+            };
+            let (host, port) = split_port(text).ok_or_else(|| wrong(&"its port is no number from 1 to 65535"))?;
+            let pattern = match host {
+                "any" => None,
+                host => Some(HostPattern::parse(host).map_err(|error| wrong(&error))?),
+            };
+            match (port, verdict) {
+                (Some(port), _) => {
+                    target.hosts = pattern.map(|pattern| Listed::new(vec![pattern]));
+                    target.ports = Some(vec![port]);
+                    vec![Kind::NetConnect, Kind::HttpRequest]
+                }
+                // All that goes to the host, and the question about its name.
+                (None, Verdict::Deny) => {
+                    target.hosts = pattern.map(|pattern| Listed::new(vec![pattern]));
+                    NETWORK_KINDS.to_vec()
+                }
+                (None, Verdict::Allow | Verdict::Ask) => {
+                    let host = pattern.map_or_else(
+                        || "*".to_owned(),
+                        |pattern| match &pattern {
+                            HostPattern::Exactly(host) => bracketed(&host.to_string()),
+                            HostPattern::Below(_) => pattern.to_string(),
+                        },
+                    );
+                    let url = UrlPattern::parse(&format!("*://{host}/**")).map_err(|error| wrong(&error))?;
+                    target.urls = Some(Listed::new(vec![url]));
+                    vec![Kind::HttpRequest]
+                }
+            }
+        }
+    };
+    let origin = Origin { file: COMMAND_LINE.to_owned(), line: 0, text: format!("{flag} {}", shell_word(text)) };
+    Ok(Rule { verdict, kinds: Kinds::Only(kinds), paths: Paths::Any, target, origin })
+}
+
+/// A host and, where one is named, a port. None where what follows the host is no port.
+fn split_port(text: &str) -> Option<(&str, Option<u16>)> {
+    match text.rsplit_once(':') {
+        _ if text.parse::<IpAddr>().is_ok() || text.ends_with(']') => Some((text, None)),
+        Some((host, port)) => Some((host, Some(port_number(port)?))),
+        None => Some((text, None)),
     }
 }
 

@@ -98,7 +98,9 @@ pub fn propose(policy: &Policy, title: &str, needs: &Needs) -> String {
     line(&limit("pids", &limits.pids, |count| count.to_string()));
     line(&limit("cpus", &limits.cpus, |cpus| cpus.to_string()));
     line(&limit("write_bytes", &limits.write_bytes, bytes));
+    line(&limit("effects", &limits.effects, |count| count.to_string()));
     line(&limit("output_bytes", &limits.output_bytes, bytes));
+    line(&limit("egress_bytes", &limits.egress_bytes, bytes));
     if jail.workspace != WorkspaceAccess::Hidden {
         // Reads go through the view and not one by one; the view is what the run had.
         line("\n[[allow]]\neffect = [\"fs/read\", \"fs/list\"]\npath = [\"**\"]");

@@ -54,6 +54,7 @@ impl RunInsight {
             ("write_bytes", self.limits.write_bytes.value()),
             ("effects", self.limits.effects.value()),
             ("output_bytes", self.limits.output_bytes.value()),
+            ("egress_bytes", self.limits.egress_bytes.value()),
         ]
         .map(|(name, amount)| (name.to_owned(), amount))
         .into()
@@ -106,7 +107,7 @@ fn rule_view(rule: &crate::chain::admission::Rule) -> RuleView {
             RuleVerdict::Deny => Verdict::Deny,
         },
         kinds: match &rule.kinds {
-            Kinds::Any => vec!["any".to_owned()],
+            Kinds::Any | Kinds::All => vec!["any".to_owned()],
             Kinds::Only(kinds) => kinds.iter().map(|kind| kind.name().to_owned()).collect(),
         },
         paths: match &rule.paths {

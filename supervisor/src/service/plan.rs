@@ -2,7 +2,7 @@
 
 use crate::{
     chain::{
-        admission::{Admission, Home, Kinds, Layer, Origin, Paths, Patterns, Rule, Verdict},
+        admission::{Admission, Home, Kinds, Layer, Origin, Paths, Patterns, Rule, Target, Verdict},
         preflight::{Answered, Planned},
     },
     doors::workspace,
@@ -130,7 +130,13 @@ impl Plan {
         let rule = |kinds: Vec<Kind>, paths| {
             let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
             let text = format!("allow {}", names.join(", "));
-            Rule { verdict: Verdict::Allow, kinds: Kinds::Only(kinds), paths, origin: origin(text) }
+            Rule {
+                verdict: Verdict::Allow,
+                kinds: Kinds::Only(kinds),
+                paths,
+                target: Target::default(),
+                origin: origin(text),
+            }
         };
         let mut rules = vec![rule(vec![Kind::FsRead, Kind::FsList], Paths::Any), rule(vec![Kind::EvalRun], Paths::Any)];
         for (kind, paths) in needs(&self.effects).effects {

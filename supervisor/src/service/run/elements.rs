@@ -39,6 +39,9 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers, de
     if let Some(limit) = request.policy.limits.effects.value() {
         elements.push(Element::Quota { id: id.0.clone(), unit: Unit::Effects, limit });
     }
+    if let Some(limit) = request.policy.limits.egress_bytes.value() {
+        elements.push(Element::Quota { id: id.0.clone(), unit: Unit::EgressBytes, limit });
+    }
     let shared = |(id, limits): &(String, Amounts)| Element::SharedQuota { id: id.clone(), limits: limits.clone() };
     elements.extend(request.quotas.iter().map(shared));
     elements.push(Element::Approval(Step(Arc::new(Approval::new(desk.clone())))));
