@@ -7,6 +7,7 @@
 pub mod admission;
 pub mod approval;
 pub mod authority;
+pub mod containment;
 pub mod faults;
 pub mod preflight;
 pub mod quota;

@@ -392,6 +392,9 @@ impl Policy {
     pub(super) fn settled(mut self) -> Policy {
         self.jail.environment.pass.sort();
         self.jail.environment.pass.dedup();
+        if let Some(rule) = self.network.rule_of_host_ports() {
+            self.admission = self.admission.with_rules(&self.name, vec![rule]);
+        }
         if let Some(layer) = layer_of(self.jail.workspace) {
             self.admission = self.admission.narrow(&Admission::of(layer));
         }

@@ -1,7 +1,10 @@
 //! What a policy says about the network beside its rules.
 
 use super::Policy;
-use crate::chain::admission::{is_network, Host, HostPattern, Kinds, Verdict};
+use crate::{
+    chain::admission::{is_network, Host, HostPattern, Kinds, Listed, Origin, Paths, Rule, Target, Verdict},
+    effect::Kind,
+};
 use ipnet::IpNet;
 use std::{
     collections::BTreeMap,
@@ -38,15 +41,38 @@ impl Network {
     }
 }
 
+/// What the program calls the host's own loopback, where a port of it is granted.
+const LOOPBACK: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
+
+impl Network {
+    /// The rule that the granted ports of the host are.
+    pub(super) fn rule_of_host_ports(&self) -> Option<Rule> {
+        let hosts: Vec<HostPattern> = LOOPBACK.iter().filter_map(|host| HostPattern::parse(host).ok()).collect();
+        (!self.host_ports.is_empty()).then(|| Rule {
+            verdict: Verdict::Allow,
+            kinds: Kinds::Only(vec![Kind::NetConnect, Kind::HttpRequest]),
+            paths: Paths::Any,
+            target: Target {
+                hosts: Some(Listed::new(hosts)),
+                ports: Some(self.host_ports.clone()),
+                ..Target::default()
+            },
+            origin: Origin {
+                file: "[network] or the command line".to_owned(),
+                line: 0,
+                text: "allow the granted ports of the host".to_owned(),
+            },
+        })
+    }
+}
+
 impl Policy {
     /// Whether a run under this policy has a way to the network: a rule that names `net/connect` or `http/request` and
     /// does not deny, or a port of the host. Rules of `any` kind do not count.
     pub fn uses_network(&self) -> bool {
         let opens = |kinds: &Kinds| match kinds {
             Kinds::Any | Kinds::All => false,
-            Kinds::Only(kinds) => {
-                kinds.iter().any(|kind| is_network(*kind) && *kind != crate::effect::Kind::NetResolve)
-            }
+            Kinds::Only(kinds) => kinds.iter().any(|kind| is_network(*kind) && *kind != Kind::NetResolve),
         };
         let rules = || self.admission.layers().iter().flat_map(|layer| layer.rules());
         !self.network.host_ports.is_empty() || rules().any(|rule| rule.verdict != Verdict::Deny && opens(&rule.kinds))
@@ -77,7 +103,7 @@ impl Policy {
 /// What is wrong with it, as the end of a sentence about it.
 pub fn cidr(text: &str) -> Result<Cidr, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
-        return Ok(Cidr::from(address));
+        return Ok(Cidr::from(address.to_canonical()));
     }
     let network: Cidr = text.parse().map_err(|_said_below: ipnet::AddrParseError| {
         "is neither an address nor a network such as `10.0.0.0/8`".to_owned()

@@ -5,6 +5,7 @@ use crate::{
     chain::{
         admission::Admission,
         approval::{Approval, Desk},
+        containment::Containment,
         quota::{Amounts, Unit},
         stack::{Element, Step},
     },
@@ -41,6 +42,9 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers, de
     }
     if let Some(limit) = request.policy.limits.egress_bytes.value() {
         elements.push(Element::Quota { id: id.0.clone(), unit: Unit::EgressBytes, limit });
+    }
+    if request.policy.uses_network() {
+        elements.push(Element::Containment(Step(Arc::new(Containment::new(&request.policy.network)))));
     }
     let shared = |(id, limits): &(String, Amounts)| Element::SharedQuota { id: id.clone(), limits: limits.clone() };
     elements.extend(request.quotas.iter().map(shared));
