@@ -256,6 +256,11 @@ impl FaultRule {
         self.kinds.iter().copied().filter(|kind| at_program && comes_by(kind)).collect()
     }
 
+    /// Whether effects of this kind can fail by it.
+    pub fn is_about(&self, kind: Kind) -> bool {
+        self.kinds.contains(&kind)
+    }
+
     fn concerns(&self, effect: &Effect) -> bool {
         let on_path = match (&self.paths, &effect.resource) {
             (None, _) => true,

@@ -14,6 +14,7 @@ use crate::{
     effect::{path::escape, Digest, Kind, RunId},
     ledger::Ledger,
     policy::Policy,
+    world::http::Delivery,
 };
 use std::{
     fs::File,
@@ -99,6 +100,19 @@ impl Answering {
         }
         modes.extend(self.modes);
         Answering { modes, ..self }
+    }
+
+    /// How answers to requests reach the program: whole where a fault may still change them.
+    pub(super) fn delivery(&self) -> Delivery {
+        let changes = |mode: &Mode| match mode {
+            Mode::Faults(rules) => rules.iter().any(|rule| rule.is_about(Kind::HttpRequest)),
+            Mode::Record | Mode::Replay(_) => false,
+        };
+        match (self.modes.iter().any(changes), self.records()) {
+            (true, _) => Delivery::Held,
+            (false, true) => Delivery::Copied,
+            (false, false) => Delivery::Live,
+        }
     }
 
     /// The kinds of calls that wait for the chain.

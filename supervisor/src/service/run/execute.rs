@@ -53,6 +53,7 @@ use super::{
     folder::Folder,
     handled,
     live::{Event, Live},
+    network::{Network, NetworkDoor},
     prepare::{Doors, Opening},
     progress::Progress,
     Refusal, RunError, RunRequest, Streams,
@@ -94,8 +95,8 @@ pub(super) struct Standing {
     pub(super) outer: Pid,
     pub(super) doors: Doors,
     pub(super) context: Arc<denials::Context>,
-    /// The network's sockets, once the jail has made them, if the run has a network.
-    pub(super) network: Option<NetworkSockets>,
+    /// The network's door, if the run has a network.
+    pub(super) network: NetworkDoor,
 }
 
 /// What is left when the program is over.
@@ -147,7 +148,11 @@ impl Run<'_> {
         }
         let own_terminal = !self.request.without.contains(&Layer::Terminal);
         let terminal = terminal_of(&streams).filter(|_| own_terminal);
-        let plan = match self.plan(&enforcer, store, terminal, &shim_file) {
+        let network = match Network::of(self) {
+            Ok(network) => network,
+            Err(reason) => return refused(reason),
+        };
+        let plan = match self.plan(&enforcer, store, terminal, &shim_file, network.as_ref()) {
             Ok(plan) => plan,
             Err(reason) => return refused(reason),
         };
@@ -182,6 +187,10 @@ impl Run<'_> {
             subject: self.subject.clone(),
             room: None,
             network: plan.network.is_some(),
+        });
+        let delivery = self.request.answering.delivery();
+        let network = network.map_or_else(NetworkDoor::default, |network| {
+            network.door(&self.request, &self.subject, &chain, delivery)
         });
         let mut doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
@@ -235,12 +244,12 @@ impl Run<'_> {
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
         self.live.change(|record| record.degraded = enforcer.degraded());
-        let mut jail = Standing { shim, enforcer, outer, doors, context, network: None };
+        let mut jail = Standing { shim, enforcer, outer, doors, context, network };
         self.start(&mut happened, &mut progress, &mut jail);
         while !progress.gone {
             self.wait(&happened, &mut progress, &mut jail);
         }
-        let Standing { mut shim, mut enforcer, doors, .. } = jail;
+        let Standing { mut shim, mut enforcer, doors, network, .. } = jail;
         // The program is over. Nothing of the jail may be left before anything else happens.
         reap(&mut shim, &enforcer);
         if !progress.executed && progress.failed.is_none() {
@@ -264,6 +273,7 @@ impl Run<'_> {
         // Nobody waits for the answer any more, and the doors would wait for whoever asked.
         self.live.desk.close();
         doors.close();
+        network.close();
 
         let mut usage = enforcer.usage();
         usage.output_bytes = meter.printed();
@@ -311,8 +321,9 @@ impl Run<'_> {
     pub(super) fn handle(&mut self, event: Event, progress: &mut Progress, jail: &mut Standing) {
         match event {
             Event::Shim(FromShim::Network { way, told }, attached) => {
-                match NetworkSockets::adopt(way, told, attached) {
-                    Ok(sockets) => jail.network = Some(sockets),
+                let opened = NetworkSockets::adopt(way, told, attached).and_then(|sockets| jail.network.open(sockets));
+                match opened {
+                    Ok(()) => {}
                     Err(error) => {
                         progress.failed = Some(NotStarted::Refused(format!("the run's network: {error}")));
                         return jail.shim.close();

@@ -10,6 +10,7 @@ mod elements;
 mod execute;
 mod folder;
 mod live;
+mod network;
 mod prepare;
 mod progress;
 

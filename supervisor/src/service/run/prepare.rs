@@ -31,7 +31,7 @@ use std::{
 use tollgate_shim::protocol::{Launcher, Layer, Mount, Terminal};
 
 use super::execute::Run;
-use super::Copy;
+use super::{network::Network, Copy};
 
 impl Run<'_> {
     /// What can be refused before anything is built.
@@ -130,6 +130,7 @@ impl Run<'_> {
         store: Store,
         terminal: Option<Terminal>,
         shim: &Path,
+        network: Option<&Network>,
     ) -> Result<tollgate_shim::protocol::Plan, String> {
         let policy = &self.request.policy;
         let variable = |wanted: &str| {
@@ -194,7 +195,7 @@ impl Run<'_> {
             enforcement: policy.jail.enforcement,
             launcher,
             without: self.request.without.clone(),
-            network: None,
+            network: network.map(Network::plan),
         };
         let mut plan = spec::plan(inputs).map_err(|error| error.to_string())?;
         plan.watch.asked = self.request.answering.asked();
