@@ -16,6 +16,7 @@ pub mod record;
 pub mod recording;
 pub mod replay;
 pub mod resume;
+pub mod secrets;
 pub mod stack;
 
 use crate::effect::{Digest, Effect};

@@ -109,6 +109,19 @@ pub struct Request {
     /// What the request does, where the protocol above HTTP says so: `git/fetch`, `git/push`, `graphql/query`,
     /// `graphql/mutation`, `graphql/subscription`, `graphql/unknown`.
     pub operation: Option<String>,
+    /// The secrets whose placeholders it carries, and where: sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<SecretUse>,
+}
+
+/// A secret that a request carries.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct SecretUse {
+    /// Its name.
+    pub name: String,
+    /// Where its placeholder stands: `header:NAME`, `query:NAME`, `body`, or a place that no policy can name, `path`
+    /// or `query`.
+    pub place: String,
 }
 
 /// What a request carries.

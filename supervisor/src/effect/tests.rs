@@ -91,6 +91,7 @@ pub(crate) fn request_of(method: &str, url: &str, body: &[u8]) -> http::Request 
         path: if path.is_empty() { "/".to_owned() } else { path.to_owned() },
         body,
         operation: None,
+        secrets: Vec::new(),
     }
 }
 

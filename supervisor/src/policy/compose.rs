@@ -18,6 +18,7 @@ use super::{
     network::Network,
     overrides::is_reserved,
     search::{find, seccomp_list, Found, PolicyRef, SearchPath},
+    secret::Secret,
     Commands, EnvironmentRule, Handlers, JailPolicy, Launcher, Policy, Presence, View, WorkspaceAccess,
 };
 use crate::{
@@ -471,6 +472,8 @@ struct NetworkMeaning<'a> {
     resolver: Option<String>,
     host_ports: &'a [u16],
     private: BTreeMap<&'a str, Vec<String>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    secrets: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -534,6 +537,7 @@ impl<'a> Meaning<'a> {
                     .iter()
                     .map(|(host, networks)| (host.as_str(), networks.iter().map(ToString::to_string).collect()))
                     .collect(),
+                secrets: policy.network.secrets.iter().map(Secret::text).collect(),
             }),
             handlers: (policy.handlers != Handlers::default()).then(|| HandlersMeaning {
                 record: policy.handlers.record,

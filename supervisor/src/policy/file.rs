@@ -5,6 +5,7 @@
 //! and this one does not: a key that is accepted and ignored would be a wall that somebody relies on and nobody built.
 
 mod network;
+mod secret;
 
 use super::{
     fault::{closest, suggest, Fault, Source},
@@ -133,8 +134,8 @@ impl PolicyFile {
 }
 
 const TOP_KEYS: &[&str] =
-    &["description", "extends", "jail", "limits", "network", "approval", "allow", "ask", "deny", "handlers"];
-const TOP_LATER: &[&str] = &["secret", "upstream"];
+    &["description", "extends", "jail", "limits", "network", "approval", "allow", "ask", "deny", "handlers", "secret"];
+const TOP_LATER: &[&str] = &["upstream"];
 const HANDLER_KEYS: &[&str] = &["record", "faults"];
 const FAULTS_KEYS: &[&str] = &["seed", "rules"];
 const FAULT_KEYS: &[&str] =
@@ -159,6 +160,8 @@ pub(super) fn every_key() -> impl Iterator<Item = &'static str> {
         APPROVAL_KEYS,
         RULE_KEYS,
         network::NETWORK_KEYS,
+        secret::SECRET_KEYS,
+        secret::SOURCE_KEYS,
         HANDLER_KEYS,
         FAULTS_KEYS,
         FAULT_KEYS,
@@ -206,6 +209,9 @@ impl Reader<'_> {
         }
         if let Some(section) = table.get("network").and_then(|value| self.table(value, "[network]")) {
             file.network = self.network(section);
+        }
+        if let Some(value) = table.get("secret") {
+            file.network.secrets = self.secrets(value);
         }
         if let Some(section) = table.get("handlers").and_then(|value| self.table(value, "[handlers]")) {
             file.handlers = self.handlers(section);

@@ -13,6 +13,7 @@ pub mod overrides;
 pub mod propose;
 pub mod quantity;
 pub mod search;
+pub mod secret;
 pub mod warnings;
 
 pub use fault::{Fault, PolicyError};

@@ -1,6 +1,6 @@
 //! What a policy says about the network beside its rules.
 
-use super::Policy;
+use super::{secret::Secret, Policy};
 use crate::{
     chain::admission::{is_network, Host, HostPattern, Kinds, Listed, Origin, Paths, Rule, Target, Verdict},
     effect::Kind,
@@ -23,6 +23,8 @@ pub struct Network {
     pub host_ports: Vec<u16>,
     /// The private addresses that a name may have, or that may be connected to: by host in its one form.
     pub private: BTreeMap<String, Vec<Cidr>>,
+    /// What its requests may carry without the program's knowing it.
+    pub secrets: Vec<Secret>,
 }
 
 impl Network {
@@ -32,6 +34,10 @@ impl Network {
         self.host_ports.extend(other.host_ports);
         self.host_ports.sort_unstable();
         self.host_ports.dedup();
+        for secret in other.secrets {
+            self.secrets.retain(|known| known.name != secret.name);
+            self.secrets.push(secret);
+        }
         for (host, networks) in other.private {
             let known = self.private.entry(host).or_default();
             known.extend(networks);

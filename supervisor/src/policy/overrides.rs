@@ -149,6 +149,7 @@ impl Policy {
             resolver: overrides.resolver,
             host_ports: overrides.host_ports.clone(),
             private: BTreeMap::new(),
+            ..Network::default()
         };
         for text in &overrides.private {
             let wrong = |message: String| option("--private", format!("`{text}` {message}"));

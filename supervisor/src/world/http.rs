@@ -4,12 +4,15 @@
 //! the door as it comes, in pieces, so that a body of any size takes no more memory than a piece; the effect is over
 //! when the last piece has gone through. Where a handler may still change the answer, it is held instead, up to a size.
 
-use super::net::Outside;
+use super::{
+    net::Outside,
+    secrets::{Scrub, Scrubbed, Vault},
+};
 use crate::{
     chain::{Answer, BoxFuture, World},
-    effect::{Digest, Effect},
+    effect::{self, Digest, Effect},
 };
-use http_body_util::{combinators::UnsyncBoxBody, BodyExt as _};
+use http_body_util::{combinators::UnsyncBoxBody, BodyExt as _, Full};
 use hyper::{
     body::{Body, Bytes, Frame, Incoming, SizeHint},
     header::{self, HeaderMap, HeaderName, HeaderValue},
@@ -43,6 +46,9 @@ use tokio_rustls::{client::TlsStream, TlsConnector};
 
 /// What goes wrong in a body.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An answer's body on its way in.
+type Coming = UnsyncBoxBody<Bytes, BodyError>;
 
 /// A request's body on its way out.
 pub type Outgoing = UnsyncBoxBody<Bytes, BodyError>;
@@ -235,6 +241,8 @@ pub struct Asking {
     pub request: Request<Outgoing>,
     /// The program's side of the connection, where it asks to speak another protocol on it.
     pub upgrade: Option<OnUpgrade>,
+    /// The content, where it is there as a whole: what a secret may be put into.
+    pub content: Option<Bytes>,
     /// How many bytes of the body have gone out.
     pub sent: Arc<Counter>,
 }
@@ -246,6 +254,7 @@ pub struct Exchange {
     /// Where the answer goes as it comes.
     front: Mutex<Option<oneshot::Sender<Response<Relayed>>>>,
     delivery: Delivery,
+    vault: Arc<Vault>,
     /// What is wrong with the request itself: it is refused when the policies have admitted it.
     objection: Option<Answer>,
 }
@@ -257,20 +266,48 @@ impl Exchange {
         asking: Asking,
         front: oneshot::Sender<Response<Relayed>>,
         delivery: Delivery,
+        vault: Arc<Vault>,
         objection: Option<Answer>,
     ) -> Exchange {
-        Exchange { clients, asking: Mutex::new(Some(asking)), front: Mutex::new(Some(front)), delivery, objection }
+        Exchange {
+            clients,
+            asking: Mutex::new(Some(asking)),
+            front: Mutex::new(Some(front)),
+            delivery,
+            vault,
+            objection,
+        }
     }
 
-    async fn perform(&self) -> Answer {
+    async fn perform(&self, effect: &effect::http::Request) -> Answer {
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         let front = self.front.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (Some(Asking { request, upgrade, sent }), Some(mut front)) = (asking, front) else {
+        let (Some(Asking { request, upgrade, content, sent }), Some(mut front)) = (asking, front) else {
             return Answer::failed("the request was made already", "report this: it is a bug of Tollgate's");
         };
         let client = if request.version() == Version::HTTP_2 { &self.clients.two } else { &self.clients.one };
-        let mut request = request;
-        *request.version_mut() = Version::HTTP_11;
+        let (mut parts, mut body) = request.into_parts();
+        parts.version = Version::HTTP_11;
+        if let Some(filled) = self.vault.fill(effect, &mut parts, content.as_ref()) {
+            parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(filled.len() as u64));
+            body = counted(Full::new(filled).map_err(|never| match never {}), &sent);
+        }
+        let scrub = self.vault.scrub(effect);
+        if scrub.is_some() {
+            // What is compressed cannot be looked through.
+            parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            if upgrade.is_some() {
+                return Answer::refused(
+                    "secrets",
+                    format!(
+                        "`{}` may answer with a secret of the run's, and another protocol cannot be looked through",
+                        effect.origin()
+                    ),
+                    "speak HTTP with it",
+                );
+            }
+        }
+        let request = Request::from_parts(parts, body);
         let asked = tokio::select! {
             asked = client.request(request) => asked,
             () = front.closed() => return gone(sent.count()),
@@ -280,11 +317,19 @@ impl Exchange {
             Err(error) => return not_answered(&error),
         };
         match self.delivery {
-            Delivery::Held => hold(response, &sent).await,
+            _ if scrub.is_some() && is_encoded(response.headers()) => Answer::refused(
+                "secrets",
+                format!(
+                    "`{}` answered in an encoding that was not asked for and cannot be looked through for secrets",
+                    effect.origin()
+                ),
+                "let the server answer without Content-Encoding",
+            ),
+            Delivery::Held => hold(response, &sent, scrub).await,
             Delivery::Live | Delivery::Copied if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 switch(response, upgrade, front, &sent).await
             }
-            Delivery::Live | Delivery::Copied => self.pass_on(response, front, &sent).await,
+            Delivery::Live | Delivery::Copied => self.pass_on(response, front, &sent, scrub).await,
         }
     }
 
@@ -293,9 +338,9 @@ impl Exchange {
         response: Response<Incoming>,
         front: oneshot::Sender<Response<Relayed>>,
         sent: &Counter,
+        scrub: Option<Scrub>,
     ) -> Answer {
-        let (mut parts, body) = response.into_parts();
-        strip_hop_by_hop(&mut parts.headers);
+        let (parts, body) = cleaned(response, scrub);
         let (done, ended) = oneshot::channel();
         let copy = (self.delivery == Delivery::Copied).then(Vec::new);
         let head = head_of(parts.status, &parts.headers);
@@ -310,11 +355,12 @@ impl Exchange {
 }
 
 impl World for Exchange {
-    fn execute<'a>(&'a self, _effect: &'a Effect) -> BoxFuture<'a, Answer> {
+    fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
-            match &self.objection {
-                Some(objection) => objection.clone(),
-                None => self.perform().await,
+            match (&self.objection, &effect.request) {
+                (Some(objection), _) => objection.clone(),
+                (None, effect::Request::Http(request)) => self.perform(request).await,
+                (None, _) => Answer::failed("this is no request", "report this: it is a bug of Tollgate's"),
             }
         })
     }
@@ -377,9 +423,26 @@ fn answer(status: StatusCode, mut head: serde_json::Value, passed: Passed, sent:
     }
 }
 
-async fn hold(response: Response<Incoming>, sent: &Counter) -> Answer {
+/// Whether the content is in an encoding (RFC 9110, section 8.4).
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.get_all(header::CONTENT_ENCODING).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// An answer without what is about its connection, and without the values of secrets.
+fn cleaned(response: Response<Incoming>, scrub: Option<Scrub>) -> (hyper::http::response::Parts, Coming) {
     let (mut parts, body) = response.into_parts();
     strip_hop_by_hop(&mut parts.headers);
+    let Some(scrub) = scrub else { return (parts, body.map_err(BodyError::from).boxed_unsync()) };
+    scrub.headers(&mut parts.headers);
+    // A placeholder is not as long as what it stands for.
+    if !body.is_end_stream() {
+        parts.headers.remove(header::CONTENT_LENGTH);
+    }
+    (parts, Scrubbed::new(body.map_err(BodyError::from), scrub).boxed_unsync())
+}
+
+async fn hold(response: Response<Incoming>, sent: &Counter, scrub: Option<Scrub>) -> Answer {
+    let (parts, body) = cleaned(response, scrub);
     let head = head_of(parts.status, &parts.headers);
     let mut held = Relayed { body: Some(body), passed: Passed::new(Some(Vec::new())), done: None };
     while let Some(frame) = held.frame().await {
@@ -432,7 +495,10 @@ async fn switch(
 }
 
 fn gone(sent: u64) -> Answer {
-    Answer::failed(format!("the program went away before there was an answer; {sent} bytes sent"), "wait for the answer")
+    Answer::failed(
+        format!("the program went away before there was an answer; {sent} bytes sent"),
+        "wait for the answer",
+    )
 }
 
 fn not_answered(error: &hyper_util::client::legacy::Error) -> Answer {
@@ -506,7 +572,7 @@ impl Passed {
 
 /// An answer's body on its way to the program, counted as it goes.
 pub struct Relayed {
-    body: Option<Incoming>,
+    body: Option<Coming>,
     passed: Passed,
     done: Option<oneshot::Sender<Passed>>,
 }
@@ -552,7 +618,7 @@ impl Body for Relayed {
             }
             Some(Err(error)) => {
                 self.finish(End::Broken(error.to_string()));
-                Poll::Ready(Some(Err(error.into())))
+                Poll::Ready(Some(Err(error)))
             }
             Some(Ok(frame)) => {
                 if let Some(bytes) = frame.data_ref() {

@@ -4,3 +4,4 @@ pub mod fs;
 pub mod http;
 pub mod net;
 pub mod runs;
+pub mod secrets;

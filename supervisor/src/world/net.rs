@@ -102,14 +102,12 @@ impl Outside {
     }
 
     async fn look_up(&self, host: &str) -> Result<Vec<IpAddr>, Answer> {
-        let failed = |cause: String| {
-            Answer {
-                value: serde_json::json!({ "error": { "errno": "EHOSTUNREACH" } }),
-                ..Answer::failed(
-                    format!("`{host}` cannot be looked up: {cause}"),
-                    "check the name, and that the host itself can look it up",
-                )
-            }
+        let failed = |cause: String| Answer {
+            value: serde_json::json!({ "error": { "errno": "EHOSTUNREACH" } }),
+            ..Answer::failed(
+                format!("`{host}` cannot be looked up: {cause}"),
+                "check the name, and that the host itself can look it up",
+            )
         };
         let resolver =
             self.resolver.get_or_try_init(|| async { resolver(self.server) }).await.map_err(|error| failed(error))?;
@@ -213,9 +211,7 @@ impl Tunnel {
         let counted = format!("{sent} bytes sent, {received} received{tls}");
         let value = serde_json::json!({ "sent": sent, "received": received });
         match ended {
-            Ok(()) => {
-                Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) }
-            }
+            Ok(()) => Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) },
             Err(Ended::Broken(cause)) => {
                 Answer { reason: format!("broken off ({cause}); {counted}"), ..Answer::done(value, total) }
             }

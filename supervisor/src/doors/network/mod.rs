@@ -17,6 +17,7 @@ use crate::{
     world::{
         http::{Clients, Delivery},
         net::{reset, Outside, Tunnel},
+        secrets::Vault,
     },
 };
 use authority::{Authority, OneHost};
@@ -40,7 +41,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UdpSocket},
-    sync::{watch, Semaphore},
+    sync::{watch, OnceCell, Semaphore},
     task::JoinSet,
     time::timeout,
 };
@@ -113,6 +114,8 @@ pub struct Parts {
     pub routes: Arc<dyn Routes>,
     /// How answers reach the program.
     pub delivery: Delivery,
+    /// What requests may carry without the program's knowing it.
+    pub vault: Arc<Vault>,
 }
 
 /// The door of one run.
@@ -124,8 +127,11 @@ pub struct Door {
     authority: Arc<Authority>,
     routes: Arc<dyn Routes>,
     delivery: Delivery,
+    vault: Arc<Vault>,
     clients: OnceLock<Arc<Clients>>,
     names: Mutex<Names>,
+    /// Names whose first question is being decided. Resolvers ask for both kinds of addresses at once.
+    deciding: Mutex<HashMap<String, Arc<OnceCell<Told>>>>,
     /// The TLS settings of each host's server.
     servers: Mutex<HashMap<String, Arc<ServerConfig>>>,
     tasks: Mutex<JoinSet<()>>,
@@ -142,7 +148,7 @@ pub async fn serve(
     parts: Parts,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Parts { chain, subject, room, outside, authority, routes, delivery } = parts;
+    let Parts { chain, subject, room, outside, authority, routes, delivery, vault } = parts;
     let door = Arc::new(Door {
         chain,
         subject,
@@ -151,8 +157,10 @@ pub async fn serve(
         authority,
         routes,
         delivery,
+        vault,
         clients: OnceLock::new(),
         names: Mutex::default(),
+        deciding: Mutex::default(),
         servers: Mutex::default(),
         tasks: Mutex::default(),
     });
@@ -349,20 +357,36 @@ impl Door {
         }
         let known = self.names.lock().unwrap_or_else(PoisonError::into_inner).knows(&name);
         if !known {
-            let effect = self.effect(net::Request::Resolve { name: name.clone(), record }, Kind::NetResolve);
-            let answer = self.chain.perform(&effect, &Always(Answer::done(serde_json::Value::Null, 0))).await;
-            // A refusal of the policy's is a receipt, and the name gets an address all the same: the connection to it is
-            // refused in words that a program shows, which no answer about a name could be.
-            let told = answer.is_success() || (answer.decision == Decision::Refused && answer.decided_by == "admission");
-            if answer.value.get("timeout").is_some() {
-                return None;
-            }
-            if !told {
-                return Some(Verdict::Failure);
+            let cell = {
+                let mut deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
+                Arc::clone(deciding.entry(name.clone()).or_default())
+            };
+            let told = *cell.get_or_init(|| self.decide_name(name.clone(), record)).await;
+            self.deciding.lock().unwrap_or_else(PoisonError::into_inner).remove(&name);
+            match told {
+                Told::Addresses => {}
+                Told::Failure => return Some(Verdict::Failure),
+                Told::Nothing => return None,
             }
         }
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         Some(names.addresses_of(&name).map_or(Verdict::Failure, Verdict::Addresses))
+    }
+
+    async fn decide_name(&self, name: String, record: String) -> Told {
+        let effect = self.effect(net::Request::Resolve { name, record }, Kind::NetResolve);
+        let answer = self.chain.perform(&effect, &Always(Answer::done(serde_json::Value::Null, 0))).await;
+        if answer.value.get("timeout").is_some() {
+            return Told::Nothing;
+        }
+        // A refusal of the policy's is a receipt, and the name gets an address all the same: the connection to it is
+        // refused in words that a program shows, which no answer about a name could be.
+        let refused = answer.decision == Decision::Refused && answer.decided_by == "admission";
+        if answer.is_success() || refused {
+            Told::Addresses
+        } else {
+            Told::Failure
+        }
     }
 
     /// The answer to one question, or none where none is sent.
@@ -414,6 +438,14 @@ async fn answer_questions(door: Arc<Door>, socket: Arc<UdpSocket>) {
             }
         });
     }
+}
+
+/// What a program is told about a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Addresses,
+    Failure,
+    Nothing,
 }
 
 /// A world that has one answer.

@@ -38,7 +38,9 @@ pub fn of_target(method: &str, path: &str, query: Option<&str>) -> Option<&'stat
 /// Whether a body of this type may be a GraphQL request, so that it is worth reading.
 pub fn may_be_graphql(content_type: &str) -> bool {
     let kind = content_type.split(';').next().unwrap_or_default().trim();
-    ["application/json", "application/graphql", "application/graphql+json"].iter().any(|one| kind.eq_ignore_ascii_case(one))
+    ["application/json", "application/graphql", "application/graphql+json"]
+        .iter()
+        .any(|one| kind.eq_ignore_ascii_case(one))
 }
 
 /// The operation of a body: what a GraphQL document or a batch of them does at most. None for what is no GraphQL.
@@ -131,12 +133,17 @@ mod tests {
     fn git_fetches_and_pushes_are_told_apart() {
         assert_eq!(of_target("GET", "/r/info/refs", Some("service=git-upload-pack")), Some("git/fetch"));
         assert_eq!(of_target("GET", "/r/info/refs", Some("service=git-receive-pack")), Some("git/push"));
-        assert_eq!(of_target("GET", "/r/info/refs", Some("service=git-upload-pack&service=git-receive-pack")), Some("git/push"));
+        assert_eq!(
+            of_target("GET", "/r/info/refs", Some("service=git-upload-pack&service=git-receive-pack")),
+            Some("git/push")
+        );
         assert_eq!(of_target("POST", "/r/git-upload-pack", None), Some("git/fetch"));
         assert_eq!(of_target("POST", "/r/git-receive-pack", None), Some("git/push"));
-        for (method, path, query) in
-            [("GET", "/r/git-upload-pack", None), ("GET", "/r/info/refs", None), ("POST", "/x", Some("service=git-upload-pack"))]
-        {
+        for (method, path, query) in [
+            ("GET", "/r/git-upload-pack", None),
+            ("GET", "/r/info/refs", None),
+            ("POST", "/x", Some("service=git-upload-pack")),
+        ] {
             assert_eq!(of_target(method, path, query), None, "{method} {path}");
         }
     }

@@ -7,8 +7,12 @@ use super::{names::canonical_host, operation, Door, Target};
 use crate::{
     chain::{Answer, Asker, BoxFuture, Decision},
     effect::{self, http::Scheme, Digest, Effect, Kind},
-    world::http::{counted, strip_hop_by_hop, Asking, BodyError, Counter, Exchange, Outgoing, Relayed},
+    world::{
+        http::{counted, strip_hop_by_hop, Asking, BodyError, Counter, Exchange, Objection, Outgoing, Relayed},
+        secrets::Watch,
+    },
 };
+use futures_util::StreamExt as _;
 use http_body_util::{combinators::UnsyncBoxBody, BodyExt as _, Empty, Full, StreamBody};
 use hyper::{
     body::{Body, Bytes, Frame, Incoming},
@@ -47,7 +51,8 @@ pub async fn serve(
     let Prepared { effect, asking, objection, body_of_head } = prepared;
     let (front, head) = oneshot::channel();
     let (_here, gone) = watch::channel(());
-    let exchange = Exchange::new(Arc::clone(door.clients()), asking, front, door.delivery, objection);
+    let vault = Arc::clone(&door.vault);
+    let exchange = Exchange::new(Arc::clone(door.clients()), asking, front, door.delivery, vault, objection);
     let (chain, done) = (Arc::clone(&door.chain), oneshot::channel());
     let (tell, told) = done;
     door.spawn(async move {
@@ -111,6 +116,8 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
     if readable && rest.is_none() {
         operation = operation::of_body(&content_type, &held.joined());
     }
+    let content = rest.is_none().then(|| Bytes::from(held.joined()));
+    let secrets = door.vault.uses(&parts, content.as_deref());
     let asked = effect::http::Request {
         method: parts.method.as_str().to_owned(),
         scheme,
@@ -119,6 +126,7 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
         path: path.clone(),
         body: carried,
         operation: operation.map(str::to_owned),
+        secrets,
     };
     let uri = Uri::builder()
         .scheme(scheme.name())
@@ -127,12 +135,16 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
         .build();
     let objection = objection.or_else(|| {
         uri.is_err().then(|| {
-            Answer::refused("containment", format!("`{path}` is no target of a request"), "write the URL as RFC 3986 has it")
+            Answer::refused(
+                "containment",
+                format!("`{path}` is no target of a request"),
+                "write the URL as RFC 3986 has it",
+            )
         })
     });
     parts.uri = uri.unwrap_or_default();
     let sent = Arc::new(Counter::default());
-    let body = held.followed_by(rest, &sent);
+    let body = held.followed_by(rest, &sent, door.vault.watch());
     strip_hop_by_hop(&mut parts.headers);
     if parts.headers.contains_key(header::UPGRADE) && upgrade.is_none() {
         parts.headers.remove(header::UPGRADE);
@@ -146,7 +158,7 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
         door: effect::Door::Network,
         request: effect::Request::Http(asked),
     };
-    let asking = Asking { request: Request::from_parts(parts, body), upgrade, sent };
+    let asking = Asking { request: Request::from_parts(parts, body), upgrade, content, sent };
     Prepared { effect, asking, objection, body_of_head }
 }
 
@@ -185,7 +197,10 @@ fn objection(target: &Target, scheme: Scheme, request: &Request<Incoming>) -> Op
         if !target.is_named_by(&authority, scheme) {
             let shown = authority.escape_debug();
             return refused(
-                format!("the connection is to `{}:{}`, and the request is addressed to `{shown}`", target.host, target.port),
+                format!(
+                    "the connection is to `{}:{}`, and the request is addressed to `{shown}`",
+                    target.host, target.port
+                ),
                 "connect to the host that the request is for",
             );
         }
@@ -250,9 +265,9 @@ impl Held {
         Digest::of(&self.joined())
     }
 
-    fn followed_by(self, rest: Option<Incoming>, sent: &Arc<Counter>) -> Outgoing {
+    fn followed_by(self, rest: Option<Incoming>, sent: &Arc<Counter>, watch: Option<Watch>) -> Outgoing {
         match rest {
-            Some(body) if self.frames.is_empty() => counted(body.map_err(BodyError::from), sent),
+            Some(body) if self.frames.is_empty() && watch.is_none() => counted(body.map_err(BodyError::from), sent),
             None if self.frames.is_empty() => Empty::new().map_err(|never| match never {}).boxed_unsync(),
             // One piece, so that its length is known and announced again.
             None if self.frames.iter().all(Frame::is_data) => {
@@ -266,8 +281,25 @@ impl Held {
                     let frame = body.frame().await?.map_err(BodyError::from);
                     Some((frame, Some(body)))
                 });
-                counted(StreamBody::new(Box::pin(futures_util::StreamExt::chain(first, then))), sent)
+                let all = first.chain(then).map(watched(watch));
+                counted(StreamBody::new(Box::pin(all)), sent)
             }
+        }
+    }
+}
+
+/// Ends a body at a placeholder: it streams, so nobody could say beforehand that the request carries one.
+fn watched(mut watch: Option<Watch>) -> impl FnMut(Result<Frame<Bytes>, BodyError>) -> Result<Frame<Bytes>, BodyError> {
+    move |frame| {
+        let frame = frame?;
+        let found = watch.as_mut().zip(frame.data_ref()).and_then(|(watch, bytes)| watch.finds(bytes));
+        match found {
+            None => Ok(frame),
+            Some(name) => Err(Box::new(Objection(Box::new(Answer::refused(
+                "secrets",
+                format!("the content of the request, which streams, holds the placeholder of the secret {name}"),
+                "send it in a header or parameter that the policy binds it to, or in a short content",
+            ))))),
         }
     }
 }
@@ -293,16 +325,19 @@ fn from_data(answer: &Answer, status: StatusCode, body_of_head: bool) -> Result<
     let mut trailers = hyper::HeaderMap::new();
     add_fields(&mut trailers, answer.value.get("trailers"));
     let frames = match answer.cut {
-        true => vec![Ok(Frame::data(bytes.slice(..whole / 2))), Err(BodyError::from("the answer breaks off here, by a fault rule"))],
+        true => vec![
+            Ok(Frame::data(bytes.slice(..whole / 2))),
+            Err(BodyError::from("the answer breaks off here, by a fault rule")),
+        ],
         false if trailers.is_empty() => vec![Ok(Frame::data(bytes))],
         false => vec![Ok(Frame::data(bytes)), Ok(Frame::trailers(trailers.clone()))],
     };
     let body: Reply = match (body_of_head, whole, answer.cut || !trailers.is_empty()) {
         (true, ..) | (false, 0, false) => Empty::new().map_err(|never| match never {}).boxed_unsync(),
         (false, _, true) => StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync(),
-        (false, _, false) => {
-            Full::new(Bytes::from(answer.body.clone().unwrap_or_default())).map_err(|never| match never {}).boxed_unsync()
-        }
+        (false, _, false) => Full::new(Bytes::from(answer.body.clone().unwrap_or_default()))
+            .map_err(|never| match never {})
+            .boxed_unsync(),
     };
     let mut response = Response::new(body);
     *response.status_mut() = status;

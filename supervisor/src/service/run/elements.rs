@@ -7,6 +7,7 @@ use crate::{
         approval::{Approval, Desk},
         containment::Containment,
         quota::{Amounts, Unit},
+        secrets::Secrets,
         stack::{Element, Step},
     },
     effect::{self, RunId},
@@ -45,6 +46,10 @@ pub(super) fn elements(id: &RunId, request: &RunRequest, handlers: &Handlers, de
     }
     if request.policy.uses_network() {
         elements.push(Element::Containment(Step(Arc::new(Containment::new(&request.policy.network)))));
+        if !request.policy.network.secrets.is_empty() {
+            let secrets = Secrets::new(request.policy.network.secrets.clone());
+            elements.push(Element::Containment(Step(Arc::new(secrets))));
+        }
     }
     let shared = |(id, limits): &(String, Amounts)| Element::SharedQuota { id: id.clone(), limits: limits.clone() };
     elements.extend(request.quotas.iter().map(shared));

@@ -169,6 +169,7 @@ impl Run<'_> {
             Ok(handlers) => handlers,
             Err(reason) => return refused(reason),
         };
+        self.handlers.notes.extend(network.iter().flat_map(|network| network.absent.iter().cloned()));
         let owner = self.subject.uid;
         let wiring = Wiring { ledger: self.ledger, run: &self.id, owner, meters: &self.live.meters };
         let elements = elements(&self.id, &self.request, &self.handlers, &self.live.desk);

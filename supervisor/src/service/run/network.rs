@@ -13,6 +13,7 @@ use crate::{
     world::{
         http::Delivery,
         net::{AddressGuard, Outside},
+        secrets::Vault,
     },
 };
 use std::{
@@ -28,6 +29,9 @@ pub(super) struct Network {
     authority: Arc<Authority>,
     host_ports: Vec<u16>,
     ports: Vec<u16>,
+    vault: Arc<Vault>,
+    /// Secrets without a value.
+    pub(super) absent: Vec<String>,
 }
 
 impl Network {
@@ -49,7 +53,14 @@ impl Network {
         ports.sort_unstable();
         ports.dedup();
         let host_ports = policy.network.host_ports.clone();
-        Ok(Some(Network { authority: Arc::new(authority), host_ports, ports }))
+        let opened = Vault::open(&policy.network.secrets, &run.request.environment);
+        let (vault, absent) = opened.map_err(|error| error.to_string())?;
+        Ok(Some(Network { authority: Arc::new(authority), host_ports, ports, vault: Arc::new(vault), absent }))
+    }
+
+    /// What stands in the program's environment in the place of the secrets' values.
+    pub(super) fn placeholders(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.vault.placeholders()
     }
 
     /// What the jail is given of it.
@@ -76,6 +87,7 @@ impl Network {
             authority: self.authority,
             routes: Arc::new(routes),
             delivery,
+            vault: self.vault,
         };
         NetworkDoor { parts: Some(parts), serving: None }
     }
@@ -95,7 +107,8 @@ impl NetworkDoor {
     ///
     /// Where the jail made a network that was not asked for, or no thread is to be had.
     pub(super) fn open(&mut self, sockets: NetworkSockets) -> io::Result<()> {
-        let parts = self.parts.take().ok_or_else(|| io::Error::other("the jail made a network that nobody asked for"))?;
+        let parts =
+            self.parts.take().ok_or_else(|| io::Error::other("the jail made a network that nobody asked for"))?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let (close, mut closed) = watch::channel(false);
         let thread = thread::Builder::new().name("network".to_owned()).spawn(move || {
@@ -164,12 +177,15 @@ impl PolicyRoutes {
         rules(&self.admission).filter(|rule| rule.verdict != Verdict::Deny).any(|rule| {
             let about_requests = matches!(&rule.kinds, Kinds::Only(kinds) if kinds.contains(&Kind::HttpRequest));
             let target = &rule.target;
-            let by_host = || target.hosts.as_ref().is_none_or(|hosts| hosts.patterns.iter().any(|one| one.matches(&host)));
+            let by_host =
+                || target.hosts.as_ref().is_none_or(|hosts| hosts.patterns.iter().any(|one| one.matches(&host)));
             let by_port = || target.ports.as_ref().is_none_or(|ports| ports.contains(&port));
             let by_url = || {
-                let fits = |urls: &[_]| urls.iter().any(|one: &crate::chain::admission::UrlPattern| {
-                    one.is_about(&host) && one.has_port_among(&[port])
-                });
+                let fits = |urls: &[_]| {
+                    urls.iter().any(|one: &crate::chain::admission::UrlPattern| {
+                        one.is_about(&host) && one.has_port_among(&[port])
+                    })
+                };
                 target.urls.as_ref().is_none_or(|urls| fits(&urls.patterns))
             };
             about_requests && by_host() && by_port() && by_url()

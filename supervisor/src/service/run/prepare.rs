@@ -11,7 +11,7 @@ use crate::{
         spec::{self, Bind, Inputs, Presence, Privilege, Store},
     },
     ledger::record::{ChangesState, RunRecord},
-    policy::{self, search, Policy, WorkspaceAccess},
+    policy::{self, search, secret::SecretSource, Policy, WorkspaceAccess},
     room::{
         batch, mirror,
         place::{Place, View},
@@ -163,6 +163,14 @@ impl Run<'_> {
             environment.retain(|(known, _)| known.to_str() != Some(name));
             environment.push((name.into(), value.into()));
         }
+        // The variable that a value comes from holds it, whatever the policy passes.
+        for secret in &policy.network.secrets {
+            let source = secret_variable(&secret.from);
+            environment.retain(|(known, _)| known.to_str() != Some(&secret.name) && known.to_str() != source);
+        }
+        for (name, placeholder) in network.into_iter().flat_map(Network::placeholders) {
+            environment.push((name.into(), placeholder.into()));
+        }
         let mut views: Vec<Bind> = policy.jail.views.iter().map(view).collect();
         if let Some(common) =
             self.shared_git().filter(|common| !views.iter().any(|view| common.starts_with(&view.target)))
@@ -289,6 +297,15 @@ impl Run<'_> {
     pub(super) fn view_stands(&self, view: OwnedFd, doors: &Doors) {
         let identity = self.own_ids().map(|(uid, gid)| Identity { uid, gid });
         doors.files.arrive(WorkspaceFiles::new(view, doors.contents.clone(), identity), doors.hidden.clone());
+    }
+}
+
+/// The variable of the caller's that a secret comes from.
+fn secret_variable(from: &SecretSource) -> Option<&str> {
+    match from {
+        SecretSource::Env(name) => Some(name),
+        SecretSource::Basic { password, .. } => secret_variable(password),
+        SecretSource::File(_) | SecretSource::Credential(_) => None,
     }
 }
 
