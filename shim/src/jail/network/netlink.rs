@@ -66,7 +66,7 @@ impl Message {
     }
 
     /// The message with its length and number in place.
-    fn finish(mut self, sequence: u32) -> Vec<u8> {
+    pub fn finish(mut self, sequence: u32) -> Vec<u8> {
         let length = self.0.len() as u32;
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
         self.0[8..12].copy_from_slice(&sequence.to_ne_bytes());
@@ -213,7 +213,7 @@ mod tests {
         let inner = Attributes::new().with(1, b"abc");
         let bytes = Message::new(0x10, NLM_F_REQUEST, &[9, 0, 0, 10]).with(7, b"xy").with_nested(3, &inner).finish(5);
         let expected: Vec<u8> = [
-            &44_u32.to_ne_bytes()[..],
+            &40_u32.to_ne_bytes()[..],
             &0x10_u16.to_ne_bytes(),
             &NLM_F_REQUEST.to_ne_bytes(),
             &5_u32.to_ne_bytes(),

@@ -293,3 +293,41 @@ fn log(group: u16) -> Vec<Expression> {
         .with(NFTA_LOG_QTHRESHOLD, &1_u16.to_be_bytes());
     vec![("log", data)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoded(rules: &Rules) -> Vec<Vec<u8>> {
+        batch(rules).into_iter().map(|message| message.finish(0)).collect()
+    }
+
+    fn holds(message: &[u8], part: &[u8]) -> bool {
+        message.windows(part.len()).any(|window| window == part)
+    }
+
+    #[test]
+    fn a_transaction_has_both_its_ends_and_drops_what_it_does_not_name() {
+        let messages = encoded(&Rules { listener: 1, nobody: 2, host_ports: &[], told: None });
+        let kind = |message: &[u8]| u16::from_ne_bytes([message[4], message[5]]);
+        assert_eq!(messages.first().map(|message| kind(message)), Some(NFNL_MSG_BATCH_BEGIN));
+        assert_eq!(messages.last().map(|message| kind(message)), Some(NFNL_MSG_BATCH_END));
+        let policy = Attributes::new().with(NFTA_CHAIN_POLICY, &NF_DROP.to_be_bytes());
+        let policy = Message::new(0, 0, &[]).with_nested(0, &policy).finish(0)[20..].to_vec();
+        assert!(messages.iter().any(|message| holds(message, b"filter\0") && holds(message, &policy)));
+        assert!(!messages.iter().any(|message| holds(message, b"log\0")));
+    }
+
+    #[test]
+    fn granted_ports_are_taken_before_the_loopback_is_left_to_the_program() {
+        let messages = encoded(&Rules { listener: 1, nobody: 2, host_ports: &[5432], told: Some(1) });
+        let of_port = |message: &Vec<u8>| holds(message, &5432_u16.to_be_bytes()) && holds(message, b"redir\0");
+        let granted: Vec<usize> = (0..messages.len()).filter(|&at| of_port(&messages[at])).collect();
+        let left = messages
+            .iter()
+            .position(|message| holds(message, b"take\0") && holds(message, &[127]) && !holds(message, b"redir\0"));
+        assert_eq!(granted.len(), 2, "IPv4 and IPv6");
+        assert!(granted.iter().all(|at| Some(*at) < left), "{granted:?} {left:?}");
+        assert!(messages.iter().any(|message| holds(message, b"log\0")));
+    }
+}
