@@ -18,14 +18,19 @@ pub const MAX_MESSAGE: usize = 64 * 1024;
 pub const NAME_SERVER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 
 /// Bytes that are usually text: a path, an argument, a variable. JSON holds them as a string where they are UTF-8
-/// and as a list of bytes where they are not, so no name is ever changed on the way.
+/// and as hexadecimal digits where they are not, so no name is ever changed on the way. A list of numbers would take ten
+/// times as long to read, and some files of a view are long.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Bytes {
     /// UTF-8.
     Text(String),
     /// Anything else.
-    Raw(Vec<u8>),
+    Raw {
+        /// The bytes.
+        #[serde(with = "hex::serde")]
+        hex: Vec<u8>,
+    },
 }
 
 impl Bytes {
@@ -33,7 +38,7 @@ impl Bytes {
     pub fn to_os(&self) -> OsString {
         match self {
             Bytes::Text(text) => OsString::from(text),
-            Bytes::Raw(raw) => OsString::from_vec(raw.clone()),
+            Bytes::Raw { hex } => OsString::from_vec(hex.clone()),
         }
     }
 
@@ -48,7 +53,7 @@ impl<T: Into<OsString>> From<T> for Bytes {
         let raw: OsString = value.into();
         match raw.into_string() {
             Ok(text) => Bytes::Text(text),
-            Err(raw) => Bytes::Raw(raw.into_vec()),
+            Err(raw) => Bytes::Raw { hex: raw.into_vec() },
         }
     }
 }
@@ -511,4 +516,18 @@ pub enum Wanted {
     Connect,
     /// A system call outside the list.
     Syscall,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_arrive_as_they_were_sent_text_or_not() {
+        for raw in [&b"/plain"[..], b"", b"/not \xff text", b"{\"hex\":\"00\"}"] {
+            let sent = Bytes::from(OsString::from_vec(raw.to_vec()));
+            let received: Bytes = serde_json::from_slice(&serde_json::to_vec(&sent).unwrap()).unwrap();
+            assert_eq!(received.to_os(), OsString::from_vec(raw.to_vec()));
+        }
+    }
 }

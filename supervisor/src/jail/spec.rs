@@ -9,6 +9,7 @@ use super::{
 };
 use crate::effect::{Digest, RunId};
 use std::{
+    collections::BTreeSet,
     ffi::{OsStr, OsString},
     io,
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
@@ -220,6 +221,9 @@ impl Network {
     /// What a run needs whose authority has this certificate, for the programs of this host.
     pub fn new(host_ports: Vec<u16>, ports: Vec<u16>, authority_pem: Vec<u8>) -> Network {
         let java_truststore = certificates::java_truststore(&authority_pem);
+        // What an address without a port means is always among them.
+        let ports: BTreeSet<u16> = ports.into_iter().chain([80, 443]).collect();
+        let ports = ports.into_iter().collect();
         Network { host_ports, ports, authority_pem, java_truststore }
     }
 }
@@ -291,6 +295,8 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
     mounts.extend(own_mounts(&inputs));
     mounts.extend(inputs.network.as_ref().map(|network| certificates::authority(&network.authority_pem)));
     let environment = environment(&inputs, &shown);
+    let network = inputs.network.filter(|_| !inputs.without.contains(&Layer::Network));
+    let network = network.map(|Network { host_ports, ports, .. }| protocol::Network { host_ports, ports });
     Ok(Plan {
         run: inputs.run.0,
         ids,
@@ -305,9 +311,7 @@ pub fn plan(inputs: Inputs) -> Result<Plan, SpecError> {
         enforcement: inputs.enforcement,
         launcher: inputs.launcher,
         workspace: inputs.workspace.into(),
-        network: inputs
-            .network
-            .map(|network| protocol::Network { host_ports: network.host_ports, ports: network.ports }),
+        network,
         without: inputs.without,
     })
 }

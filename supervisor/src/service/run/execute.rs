@@ -341,6 +341,12 @@ impl Run<'_> {
             }
             Event::Shim(FromShim::Built { terminal, .. }, attached) => {
                 crash::reach(Point::JailBuilt);
+                if jail.context.network && jail.network.is_none() {
+                    // Never a run that believes in a network that nobody serves.
+                    let reason = "the jail stands without the network that its policy gives; please report this";
+                    progress.failed = Some(NotStarted::Refused(reason.to_owned()));
+                    return jail.shim.close();
+                }
                 let mut attached = attached.into_iter();
                 if let Some(workspace) = attached.next() {
                     self.view_stands(workspace, &jail.doors);
