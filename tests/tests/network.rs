@@ -7,7 +7,7 @@ use nix::{
 };
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
@@ -344,6 +344,28 @@ fn every_connection_and_lookup_reaches_the_supervisor_and_nothing_else_leaves() 
             nothing_can_be_changed(&seen);
         }
     });
+}
+
+/// Sends to as many places as there are ports, without a pause.
+const FLOOD: &str = r#"
+import socket
+sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for port in range(1, 20001):
+    try: sender.sendto(b"x", ("192.0.2.1", port))
+    except PermissionError: pass
+"#;
+
+#[test]
+fn a_flood_of_datagrams_hides_none_without_saying_so() {
+    let base = base();
+    let command = ["python3", "-c", FLOOD].map(Into::into).to_vec();
+    let seen = run(Inputs { command, ..inputs(base.path(), Launcher::Native) });
+    let mut told: BTreeSet<String> =
+        seen.denied.iter().map(|denied| denied.object.to_os().to_string_lossy().into_owned()).collect();
+    let lost = told.remove("udp");
+    let told = told.iter().filter(|object| object.starts_with("192.0.2.1:")).count();
+    assert!(told > 100, "{told}");
+    assert!(lost || told >= 19_999, "{told} of 20000 told, and not that some were lost");
 }
 
 #[test]

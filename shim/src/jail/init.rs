@@ -172,8 +172,8 @@ impl Init<'_> {
             }
             None => None,
         };
-        let Some(addresses) = heard else { return false };
-        for address in addresses {
+        let Some(refused::Heard { to, lost }) = heard else { return false };
+        for address in to.into_iter().map(Some).chain(lost.then_some(None)) {
             if let Some(denied) = self.observer.as_mut().and_then(|observer| observer.refused_datagram(address)) {
                 self.tell(&FromShim::Denied(denied));
             }

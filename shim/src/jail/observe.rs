@@ -312,10 +312,12 @@ impl Observer {
         again.map(|(_, (denied, more))| Denied { times: more, ..denied }).collect()
     }
 
-    /// What to tell of a datagram that was dropped. Who sent it is not known.
-    pub fn refused_datagram(&mut self, to: SocketAddr) -> Option<Denied> {
+    /// What to tell of a datagram that was dropped, or of those for which the kernel had no more room to say where
+    /// they were to go. Who sent it is not known.
+    pub fn refused_datagram(&mut self, to: Option<SocketAddr>) -> Option<Denied> {
         let nobody = Caller { pid: 0, id: 0 };
-        self.refusal(&nobody, libc::SYS_sendto, Wanted::Connect, to.to_string().into(), libc::EPERM)
+        let object = to.map_or_else(|| "udp".to_owned(), |to| to.to_string());
+        self.refusal(&nobody, libc::SYS_sendto, Wanted::Connect, object.into(), libc::EPERM)
     }
 
     /// What to tell of a refusal: nothing if the same was told before.

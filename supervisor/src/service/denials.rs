@@ -253,6 +253,11 @@ fn connect(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, R
             format!("`{shown}` is a socket of the host, which leads nowhere from inside the run"),
             "sockets of the host are never shared with a run",
         ),
+        b"udp" => (
+            true,
+            "so many datagrams were refused that not each has a receipt that says where it was to go".to_owned(),
+            "a run's network carries TCP connections and name lookups; stop what sends them",
+        ),
         // What the network takes is no refusal of the jail's: this is what it cannot take.
         _ if context.network && denied.errno == libc::ECONNREFUSED => (
             true,

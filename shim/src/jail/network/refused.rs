@@ -6,7 +6,7 @@
 use super::netlink::{Held, Message, Netlink, Received, ACKNOWLEDGED};
 use nix::{
     errno::Errno,
-    sys::socket::{recv, MsgFlags, SockProtocol},
+    sys::socket::{recv, setsockopt, sockopt, MsgFlags, SockProtocol},
 };
 use std::{
     io,
@@ -20,6 +20,7 @@ const NFULNL_MSG_PACKET: u16 = 0;
 const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULA_CFG_MODE: u16 = 2;
+const NFULA_CFG_NLBUFSIZ: u16 = 3;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
 const NFULNL_COPY_PACKET: u8 = 2;
 const NFULA_PAYLOAD: u16 = 9;
@@ -33,6 +34,19 @@ const IPV6_HEADER: usize = 40;
 pub const GROUP: u16 = 1;
 /// So much of each packet is told: the longest IPv4 header, or an IPv6 header, and the ports.
 pub const HEADERS: u32 = 64;
+/// The kernel sets this much aside for each message, and a page by default: a small one lets more of them wait.
+const MESSAGE: u32 = 512;
+/// What may wait to be read, as far as the host lets anybody have (socket(7), `rmem_max`).
+const WAITING: usize = 4 << 20;
+
+/// What was heard at a time.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Where dropped datagrams were to go.
+    pub to: Vec<SocketAddr>,
+    /// Whether others were dropped for which there was no more room.
+    pub lost: bool,
+}
 
 /// A socket that hears of what is logged to [`GROUP`] in this network namespace.
 ///
@@ -46,28 +60,32 @@ pub fn listen() -> io::Result<OwnedFd> {
     netlink.transact(vec![
         config().with(NFULA_CFG_CMD, &[NFULNL_CFG_CMD_BIND]),
         config().with(NFULA_CFG_MODE, &[a, b, c, d, NFULNL_COPY_PACKET, 0]),
+        config().with(NFULA_CFG_NLBUFSIZ, &MESSAGE.to_be_bytes()),
     ])?;
-    Ok(netlink.into_descriptor())
+    let socket = netlink.into_descriptor();
+    setsockopt(&socket, sockopt::RcvBuf, &WAITING)?;
+    Ok(socket)
 }
 
-/// Where the datagrams were to go that have been dropped since, a packet's worth of them; none when there is nothing
-/// to read.
+/// What has been dropped since, a packet's worth; none when there is nothing to read.
 ///
 /// # Errors
-/// When the socket is of no more use. That some were lost for want of room is no error.
-pub fn read(socket: &OwnedFd) -> io::Result<Option<Vec<SocketAddr>>> {
+/// When the socket is of no more use.
+pub fn read(socket: &OwnedFd) -> io::Result<Option<Heard>> {
     let mut buffer = [0; 8192];
     let length = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
         Err(Errno::EAGAIN) => return Ok(None),
-        Err(Errno::EINTR | Errno::ENOBUFS) => 0,
+        Err(Errno::EINTR) => return Ok(Some(Heard::default())),
+        // netlink(7): the kernel had more to say than fits.
+        Err(Errno::ENOBUFS) => return Ok(Some(Heard { lost: true, ..Heard::default() })),
         other => other?,
     };
-    let packets =
-        Received::new(&buffer[..length]).filter(|(kind, _)| *kind == NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_PACKET);
+    let wanted = NFNL_SUBSYS_ULOG << 8 | NFULNL_MSG_PACKET;
+    let packets = Received::new(&buffer[..length]).filter(|(kind, _)| *kind == wanted);
     let payloads = packets.filter_map(|(_, content)| {
         Held(content.get(FAMILY_HEADER..)?).find(|(kind, _)| *kind == NFULA_PAYLOAD).map(|(_, value)| value)
     });
-    Ok(Some(payloads.filter_map(destination).collect()))
+    Ok(Some(Heard { to: payloads.filter_map(destination).collect(), lost: false }))
 }
 
 /// Where a datagram goes. The headers are the kernel's own; what cannot be read is not told.

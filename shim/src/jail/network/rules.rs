@@ -70,11 +70,6 @@ const NFTA_NAT_TYPE: u16 = 1;
 const NFTA_NAT_FAMILY: u16 = 2;
 const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 const NFT_NAT_DNAT: u32 = 1;
-const NFTA_LIMIT_RATE: u16 = 1;
-const NFTA_LIMIT_UNIT: u16 = 2;
-const NFTA_LIMIT_BURST: u16 = 3;
-const NFTA_LIMIT_TYPE: u16 = 4;
-const NFT_LIMIT_PKTS: u32 = 0;
 const NFTA_LOG_GROUP: u16 = 1;
 const NFTA_LOG_SNAPLEN: u16 = 3;
 const NFTA_LOG_QTHRESHOLD: u16 = 4;
@@ -92,8 +87,6 @@ const TABLE: &str = "tollgate";
 const TAKE: &str = "take";
 /// The chain that lets through what has a way, and drops the rest.
 const KEEP: &str = "keep";
-/// The most dropped packets a second that are told; a program that sends more must not keep pid 1 busy.
-const TOLD_PER_SECOND: u64 = 1_000;
 
 /// What the table does.
 pub struct Rules<'a> {
@@ -144,7 +137,7 @@ fn batch(rules: &Rules) -> Vec<Message> {
     let names = all_of([to_v4(&NAMES.ip().octets()), udp(), port_is(NAMES.port())]);
     all.push(rule(KEEP, all_of([names, verdict(NF_ACCEPT)])));
     if let Some(group) = rules.told {
-        all.push(rule(KEEP, all_of([udp(), limit(), log(group)])));
+        all.push(rule(KEEP, all_of([udp(), log(group)])));
     }
     all.push(boundary(NFNL_MSG_BATCH_END));
     all
@@ -274,15 +267,6 @@ fn divert(to: Ipv4Addr) -> Vec<Expression> {
         .with(NFTA_NAT_FAMILY, &u32::from(NFPROTO_IPV4).to_be_bytes())
         .with(NFTA_NAT_REG_ADDR_MIN, &NFT_REG_1.to_be_bytes());
     vec![immediate(&to.octets()), ("nat", data)]
-}
-
-fn limit() -> Vec<Expression> {
-    let data = Attributes::new()
-        .with(NFTA_LIMIT_RATE, &TOLD_PER_SECOND.to_be_bytes())
-        .with(NFTA_LIMIT_UNIT, &1_u64.to_be_bytes())
-        .with(NFTA_LIMIT_BURST, &(TOLD_PER_SECOND as u32).to_be_bytes())
-        .with(NFTA_LIMIT_TYPE, &NFT_LIMIT_PKTS.to_be_bytes());
-    vec![("limit", data)]
 }
 
 fn log(group: u16) -> Vec<Expression> {
