@@ -341,7 +341,7 @@ impl Run<'_> {
             }
             Event::Shim(FromShim::Built { terminal, .. }, attached) => {
                 crash::reach(Point::JailBuilt);
-                if jail.context.network && jail.network.is_none() {
+                if jail.context.network && !jail.network.is_open() {
                     // Never a run that believes in a network that nobody serves.
                     let reason = "the jail stands without the network that its policy gives; please report this";
                     progress.failed = Some(NotStarted::Refused(reason.to_owned()));

@@ -128,6 +128,11 @@ impl NetworkDoor {
         Ok(())
     }
 
+    /// Whether somebody serves the jail's sockets.
+    pub(super) fn is_open(&self) -> bool {
+        self.serving.is_some()
+    }
+
     /// Ends what is under way. The program is gone.
     pub(super) fn close(self) {
         if let Some((close, thread)) = self.serving {
