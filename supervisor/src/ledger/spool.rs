@@ -211,7 +211,7 @@ impl Draft {
     /// Whether whoever asked is told, and could say so.
     fn is_told(&self) -> bool {
         match self.door {
-            Door::Api | Door::Program => true,
+            Door::Api | Door::Program | Door::Network => true,
             // Nobody waits for these but Tollgate itself.
             Door::Workspace | Door::Jail | Door::Control => false,
         }

@@ -162,7 +162,9 @@ impl WorkspaceFiles {
             | Request::Run(_)
             | Request::Jail(_)
             | Request::Api(_)
-            | Request::Program(_) => false,
+            | Request::Program(_)
+            | Request::Net(_)
+            | Request::Http(_) => false,
         };
         let free = || match self.inner.writing.try_lock() {
             Ok(guard) => Some(guard),
