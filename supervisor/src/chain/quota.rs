@@ -13,7 +13,7 @@
 
 use super::{Answer, BoxFuture, Decision, Handler, Next};
 use crate::{
-    effect::{fs, Class, Door, Effect, Request, RunId},
+    effect::{fs, http, net, Class, Door, Effect, Request, RunId},
     ledger::{
         quota::{Asked, Reserved},
         Ledger, Written,
@@ -79,6 +79,8 @@ impl Unit {
         match self {
             Unit::WriteBytes => bytes_of(Class::Write),
             Unit::Effects => 1,
+            // Nobody can hold what has no end that is known to a limit before it is gone.
+            Unit::EgressBytes if is_open_ended(effect) => u64::MAX,
             Unit::EgressBytes => bytes_of(Class::Egress),
             // No kind of this version has a price.
             Unit::Spend => 0,
@@ -123,6 +125,21 @@ impl Unit {
             Unit::EgressBytes => "--egress-bytes or `egress_bytes` in the policy",
             Unit::Spend => "`spend` in the policy",
         }
+    }
+}
+
+/// Whether how much an effect hands out is not known before it has: a connection, or content that streams with no length
+/// announced.
+fn is_open_ended(effect: &Effect) -> bool {
+    match &effect.request {
+        Request::Net(net::Request::Connect { .. }) => true,
+        Request::Http(request) => request.body == http::Body::Streamed { announced: None },
+        Request::Net(net::Request::Resolve { .. })
+        | Request::Fs(_)
+        | Request::Run(_)
+        | Request::Jail(_)
+        | Request::Api(_)
+        | Request::Program(_) => false,
     }
 }
 
@@ -291,6 +308,17 @@ struct Excess {
 
 fn exceeded(effect: &Effect, id: &str, unit: Unit, excess: Excess, hint: String) -> Answer {
     let Excess { amount, used, limit } = excess;
+    if unit == Unit::EgressBytes && is_open_ended(effect) {
+        return Answer::refused(
+            NAME,
+            format!(
+                "{} of `{}`: how much it sends is not known before it has, and quota `{id}` limits the bytes that are \
+                 sent, of which {used} of {limit} are used",
+                effect.kind, effect.resource
+            ),
+            "send content of an announced length by HTTP, or leave the limit out",
+        );
+    }
     Answer::refused(
         NAME,
         format!(
@@ -375,7 +403,11 @@ mod tests {
     use crate::{
         chain::testing::{ask, wait, FakeWorld, Judge, WorldOf},
         chain::Chain,
-        effect::{fs, tests::sample, Digest, Door, Kind, Request},
+        effect::{
+            fs,
+            tests::{at_network, connect, request_of, sample},
+            Digest, Door, Kind,
+        },
         ledger::{quota::BatchFate, tests::Fixture},
     };
     use serde_json::Value;
@@ -531,12 +563,39 @@ mod tests {
     #[test]
     fn what_no_effect_uses_is_not_measured() {
         for unit in Unit::ALL {
-            let used = crate::effect::VOCABULARY
-                .iter()
-                .filter(|row| row.kind != Kind::NetConnect)
-                .any(|row| unit.amount(&sample(row.kind)) > 0);
+            let used = crate::effect::VOCABULARY.iter().any(|row| unit.amount(&sample(row.kind)) > 0);
             assert_eq!(used, unit.is_measured(), "{unit}: a unit that effects use must be one that limits can name");
         }
+    }
+
+    fn upload(bytes: usize) -> Effect {
+        let request = request_of("POST", "https://api.test/", &vec![b'x'; bytes]);
+        at_network(Kind::HttpRequest, request.resource(), Request::Http(request))
+    }
+
+    #[test]
+    fn what_requests_send_is_counted_and_what_has_no_known_end_is_refused_under_a_limit() {
+        let meters = Meters::default();
+        let quota = || Arc::new(Quota::new("run", Unit::EgressBytes, 10, &meters)) as Arc<dyn Handler>;
+        let world = FakeWorld::default();
+        let ask_for = |effect: &Effect| wait(ask(vec![quota()], effect, &world));
+        assert!(ask_for(&upload(0)).is_success());
+        assert!(ask_for(&upload(7)).is_success());
+        let answer = ask_for(&upload(4));
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, NAME));
+        assert!(answer.reason.contains("sending 4 bytes") && answer.hint.contains("--egress-bytes"), "{answer:?}");
+        assert!(ask_for(&upload(3)).is_success());
+        let mut streamed = upload(0);
+        if let Request::Http(request) = &mut streamed.request {
+            request.body = http::Body::Streamed { announced: None };
+        }
+        for effect in [connect("db.test", 5432), streamed] {
+            let answer = ask_for(&effect);
+            assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, NAME));
+            assert!(answer.reason.contains("not known before"), "{answer:?}");
+            assert!(wait(ask(Vec::new(), &effect, &world)).is_success());
+        }
+        assert_eq!(meters.used(), [("run".to_owned(), Unit::EgressBytes, 10)]);
     }
 
     #[test]
