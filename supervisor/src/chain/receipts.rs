@@ -88,7 +88,7 @@ impl Handler for Receipts {
 /// What a run that is taken up again is answered with: the result of what the program asked for and was done.
 fn kept(effect: &Effect, answer: &Answer) -> Option<OnceResult> {
     let done = answer.decision == Decision::Allowed && !answer.injected;
-    (done && effect.door == Door::Api).then(|| OnceResult::of(answer))
+    (done && matches!(effect.door, Door::Api | Door::Network)).then(|| OnceResult::of(answer))
 }
 
 /// The world, with its intent before it and a watch on it.

@@ -6,8 +6,8 @@
 
 use super::{Answer, BoxFuture, Decision, Handler, Next};
 use crate::{
-    effect::{Digest, Door, Effect, Idempotency, Resource, RunId},
-    ledger::OnceResult,
+    effect::{net, Digest, Door, Effect, Idempotency, Request, Resource, RunId},
+    ledger::{once::NOT_KEPT, OnceResult},
 };
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,7 +34,7 @@ impl Resumed {
     }
 
     fn take(&self, effect: &Effect) -> Option<OnceResult> {
-        if effect.door != Door::Api || effect.idempotency() != Idempotency::Once {
+        if !matches!(effect.door, Door::Api | Door::Network) || effect.idempotency() != Idempotency::Once {
             return None;
         }
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,6 +55,15 @@ impl Resumed {
     }
 }
 
+/// Why a known result cannot be given again.
+fn lost(effect: &Effect, result: &OnceResult) -> Option<&'static str> {
+    match &effect.request {
+        Request::Net(net::Request::Connect { .. }) => Some("what passed over a connection cannot be told again"),
+        _ if result.value["body"] == NOT_KEPT => Some("its answer was too long to be kept"),
+        _ => None,
+    }
+}
+
 impl Handler for Resumed {
     fn name(&self) -> &'static str {
         NAME
@@ -62,6 +71,17 @@ impl Handler for Resumed {
 
     fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
         let Some(result) = self.take(effect) else { return next.run(effect) };
+        if let Some(lost) = lost(effect, &result) {
+            let run = self.runs.first().map_or("another run", |run| run.0.as_str());
+            return Box::pin(std::future::ready(Answer::refused(
+                NAME,
+                format!(
+                    "{} `{}` was done by run {run}, which was interrupted, and {lost}",
+                    effect.kind, effect.resource
+                ),
+                "it is never done twice by itself; start the program anew, without `tollgate resume`, to do it again",
+            )));
+        }
         let body = match result.body.as_deref().map(hex::decode).transpose() {
             Ok(body) => body,
             Err(error) => {
@@ -93,7 +113,10 @@ mod tests {
             receipts::Receipts,
             testing::{ask, wait, FakeWorld, WorldOf},
         },
-        effect::{tests::sample, Kind},
+        effect::{
+            tests::{at_network, connect, http, request_of, sample},
+            Kind,
+        },
         ledger::tests::Fixture,
     };
     use std::sync::{
@@ -146,6 +169,36 @@ mod tests {
         let decisions: Vec<Decision> =
             (0..2).map(|_| wait(ask(vec![resumed.clone()], &of("c"), &world)).decision).collect();
         assert_eq!(decisions, [Decision::Answered, Decision::Allowed]);
+    }
+
+    #[test]
+    fn a_request_that_must_not_be_repeated_is_answered_and_one_that_may_be_is_made() {
+        let fixture = Fixture::new();
+        let receipts = || Arc::new(Receipts::new(fixture.ledger.clone(), fixture.run.clone())) as Arc<dyn Handler>;
+        let long = "https://api.test/long";
+        let world = WorldOf(|effect: &Effect| {
+            let body = if effect.resource.to_string() == long { vec![0; 5 << 20] } else { b"made".to_vec() };
+            Answer { body: Some(body), ..Answer::done(serde_json::json!({"status": 201, "headers": []}), 4) }
+        });
+        let post = |url: &str| {
+            let request = request_of("POST", url, b"x");
+            at_network(Kind::HttpRequest, request.resource(), Request::Http(request))
+        };
+        let effects =
+            [post("https://api.test/items"), http("PUT", "https://api.test/1"), connect("db.test", 5432), post(long)];
+        for effect in &effects {
+            assert!(wait(ask(vec![receipts()], effect, &world)).is_success());
+        }
+        let results = fixture.ledger.once_results(&fixture.run).unwrap();
+        assert_eq!(results.len(), 3);
+        let resumed = Arc::new(Resumed::new(vec![fixture.run.clone()], results));
+        let again: Vec<Answer> =
+            effects.iter().map(|effect| wait(ask(vec![resumed.clone()], effect, &world))).collect();
+        let decisions: Vec<Decision> = again.iter().map(|answer| answer.decision).collect();
+        assert_eq!(decisions, [Decision::Answered, Decision::Allowed, Decision::Refused, Decision::Refused]);
+        assert_eq!((again[0].body.as_deref(), &again[0].value["status"]), (Some(&b"made"[..]), &201.into()));
+        assert!(again[2].reason.contains("cannot be told again"), "{:?}", again[2]);
+        assert!(again[3].reason.contains("too long to be kept"), "{:?}", again[3]);
     }
 
     #[test]

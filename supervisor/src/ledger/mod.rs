@@ -19,7 +19,7 @@ pub mod hash;
 mod intent;
 pub mod key;
 pub mod mark;
-mod once;
+pub(crate) mod once;
 pub mod query;
 pub mod quota;
 pub mod record;

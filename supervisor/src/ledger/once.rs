@@ -24,15 +24,20 @@ pub struct OnceResult {
     pub bytes: u64,
 }
 
+/// What stands in a result's value, under `body`, where its bytes are not kept.
+pub const NOT_KEPT: &str = "not recorded";
+/// The longest body that is kept with a result: an answer to a request that changes something is rarely longer than a
+/// page, and each waits in the database for a resume that mostly never comes.
+const MOST_KEPT: usize = 4 << 20;
+
 impl OnceResult {
     /// Of an answer.
     pub fn of(answer: &Answer) -> OnceResult {
-        OnceResult {
-            value: answer.value.clone(),
-            body: answer.body.as_ref().map(hex::encode),
-            digest: answer.digest,
-            bytes: answer.bytes,
+        let (mut value, kept) = (answer.value.clone(), answer.body.as_ref().filter(|body| body.len() <= MOST_KEPT));
+        if let (true, Some(value)) = (answer.body.is_some() && kept.is_none(), value.as_object_mut()) {
+            value.insert("body".to_owned(), NOT_KEPT.into());
         }
+        OnceResult { value, body: kept.map(hex::encode), digest: answer.digest, bytes: answer.bytes }
     }
 }
 
