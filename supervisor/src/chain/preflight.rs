@@ -278,7 +278,42 @@ fn planned(effect: &Effect, opinion: &Opinion) -> Answer {
         decided_by: NAME,
         reason,
         hint: opinion.hint.clone(),
-        ..Answer::done(implied_by(&effect.resource), effect.bytes())
+        body: stand_in_body(effect),
+        ..Answer::done(implied_by_effect(effect), effect.bytes())
+    }
+}
+
+/// The header by which a stand-in for a server's answer is known.
+const STAND_IN_HEADER: &str = "tollgate-stand-in";
+
+/// The result that an effect itself implies. Of a request that is an empty answer, which says whose it is.
+fn implied_by_effect(effect: &Effect) -> serde_json::Value {
+    match &effect.request {
+        Request::Http(request) if request.method == "DELETE" => {
+            serde_json::json!({ "status": 204, "headers": [[STAND_IN_HEADER, "1"]] })
+        }
+        Request::Http(_)
+        | Request::Fs(_)
+        | Request::Run(_)
+        | Request::Jail(_)
+        | Request::Api(_)
+        | Request::Program(_)
+        | Request::Net(_) => implied_by(&effect.resource),
+    }
+}
+
+/// The bytes that go with it: an empty JSON object, where the answer to such a method has content at all (RFC 9110,
+/// sections 9.3.2 and 15.3.5).
+fn stand_in_body(effect: &Effect) -> Option<Vec<u8>> {
+    match &effect.request {
+        Request::Http(request) if !matches!(request.method.as_str(), "DELETE" | "HEAD") => Some(b"{}".to_vec()),
+        Request::Http(_)
+        | Request::Fs(_)
+        | Request::Run(_)
+        | Request::Jail(_)
+        | Request::Api(_)
+        | Request::Program(_)
+        | Request::Net(_) => None,
     }
 }
 
@@ -287,7 +322,11 @@ pub(crate) fn implied_by(resource: &Resource) -> serde_json::Value {
     match resource {
         Resource::Workspace { path } => serde_json::json!({ "path": path }),
         Resource::Run { id } => serde_json::json!({ "run": id }),
-        Resource::Host { .. } | Resource::Address { .. } | Resource::Syscall { .. } | Resource::Url { .. } => {
+        Resource::Url { .. } => serde_json::json!({
+            "status": 200,
+            "headers": [["content-type", "application/json"], [STAND_IN_HEADER, "1"]],
+        }),
+        Resource::Host { .. } | Resource::Address { .. } | Resource::Syscall { .. } => {
             serde_json::json!({})
         }
     }
@@ -307,7 +346,10 @@ mod tests {
     use super::*;
     use crate::{
         chain::testing::{admit, ask, wait, FakeWorld, WorldOf},
-        effect::{tests::sample, VOCABULARY},
+        effect::{
+            tests::{connect, http, resolve, sample},
+            VOCABULARY,
+        },
     };
 
     fn preflight(kinds: &[Kind]) -> Arc<Preflight> {
@@ -337,6 +379,30 @@ mod tests {
                 assert!(answer.is_success() || row.stand_in == StandIn::Nothing, "{}: {answer:?}", row.name);
             }
         }
+    }
+
+    #[test]
+    fn a_request_gets_an_empty_answer_that_says_whose_it_is_and_a_connection_none() {
+        let preflight = preflight(&[Kind::HttpRequest]);
+        let world = WorldOf(|effect: &Effect| {
+            assert_eq!(effect.kind, Kind::NetResolve, "reached the world");
+            Answer::done(serde_json::Value::Null, 0)
+        });
+        let told = |effect: &Effect| wait(ask(vec![Arc::clone(&preflight) as _], effect, &world));
+        for (method, status, body) in
+            [("GET", 200, Some(&b"{}"[..])), ("POST", 200, Some(b"{}")), ("HEAD", 200, None), ("DELETE", 204, None)]
+        {
+            let answer = told(&http(method, "https://api.test/x"));
+            assert_eq!((answer.decision, answer.decided_by), (Decision::Planned, NAME));
+            assert_eq!((&answer.value["status"], answer.body.as_deref()), (&status.into(), body), "{method}");
+            let headers = answer.value["headers"].as_array().unwrap();
+            assert!(headers.contains(&serde_json::json!(["tollgate-stand-in", "1"])), "{headers:?}");
+        }
+        assert_eq!(told(&connect("db.test", 5432)).decision, Decision::Refused);
+        assert_eq!(told(&resolve("api.test")).decision, Decision::Allowed);
+        let (plan, _) = preflight.plan();
+        let woulds: Vec<(Kind, Would)> = plan.iter().map(|planned| (planned.kind, planned.would)).collect();
+        assert_eq!(woulds[4..], [(Kind::NetConnect, Would::Refused), (Kind::NetResolve, Would::Allowed)]);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use super::{
     limits::{Asked, Bound, Limit},
+    network::Network,
     Commands, Launcher, Policy, Presence, WorkspaceAccess,
 };
 use crate::effect::{path::is_hostile, Kind};
@@ -21,6 +22,12 @@ use tollgate_shim::protocol::Enforcement;
 pub struct Needs {
     /// Paths of the workspace, in their spelling, by kind. A kind that acts on no path has none.
     pub effects: BTreeMap<Kind, BTreeSet<String>>,
+    /// Requests: patterns of URLs by method.
+    pub requests: BTreeMap<String, BTreeSet<String>>,
+    /// Connections: hosts by port.
+    pub connections: BTreeMap<u16, BTreeSet<String>>,
+    /// Names that were asked for, and that nothing else is about.
+    pub names: BTreeSet<String>,
     /// Host paths that are to be shown, read-only.
     pub views: BTreeSet<PathBuf>,
     /// What cannot be had by any rule of this version, in words.
@@ -101,6 +108,9 @@ pub fn propose(policy: &Policy, title: &str, needs: &Needs) -> String {
     line(&limit("effects", &limits.effects, |count| count.to_string()));
     line(&limit("output_bytes", &limits.output_bytes, bytes));
     line(&limit("egress_bytes", &limits.egress_bytes, bytes));
+    for content in network(&policy.network) {
+        line(&content);
+    }
     if jail.workspace != WorkspaceAccess::Hidden {
         // Reads go through the view and not one by one; the view is what the run had.
         line("\n[[allow]]\neffect = [\"fs/read\", \"fs/list\"]\npath = [\"**\"]");
@@ -126,7 +136,43 @@ pub fn propose(policy: &Policy, title: &str, needs: &Needs) -> String {
             }
         }
     }
+    for (method, urls) in &needs.requests {
+        line(&format!("\n[[allow]]\neffect = [\"http/request\"]\nmethod = [{}]\nurl = [", quoted(method)));
+        for url in urls {
+            line(&format!("    {},", quoted(url)));
+        }
+        line("]");
+    }
+    for (port, hosts) in &needs.connections {
+        let hosts = list(hosts.iter());
+        line(&format!("\n[[allow]]\neffect = [\"net/connect\"]\nhost = {hosts}\nport = [{port}]"));
+    }
+    if !needs.names.is_empty() {
+        line(&format!("\n[[allow]]\neffect = [\"net/resolve\"]\nhost = {}", list(needs.names.iter())));
+    }
     text
+}
+
+/// The table of the network, where a policy says anything there.
+fn network(network: &Network) -> Vec<String> {
+    let mut lines = Vec::new();
+    if *network == Network::default() {
+        return lines;
+    }
+    lines.push("\n[network]".to_owned());
+    lines.extend(network.resolver.map(|address| format!("resolver = {}", quoted(&address.to_string()))));
+    if !network.host_ports.is_empty() {
+        let ports: Vec<String> = network.host_ports.iter().map(u16::to_string).collect();
+        lines.push(format!("host_ports = [{}]", ports.join(", ")));
+    }
+    if !network.private.is_empty() {
+        lines.push("\n[network.private]".to_owned());
+        lines.extend(network.private.iter().map(|(host, networks)| {
+            let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+            format!("{} = {}", quoted(host), list(networks.iter()))
+        }));
+    }
+    lines
 }
 
 fn list<'a>(texts: impl Iterator<Item = &'a String>) -> String {
@@ -184,8 +230,12 @@ fn bytes(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::{
-        chain::admission::Ruling,
-        effect::{fs, tests::sample, Effect, Request, Resource},
+        chain::admission::{Ruling, UrlPattern},
+        effect::{
+            fs,
+            tests::{connect, http, request_of, resolve, sample},
+            Effect, Request, Resource,
+        },
         policy::search::{PolicyRef, SearchPath},
     };
     use proptest::prelude::*;
@@ -226,6 +276,48 @@ mod tests {
             let Ok(policy) = Policy::load(&PolicyRef::parse(name).unwrap(), &SearchPath::default()) else { continue };
             let again = read_back(&propose(&policy, "a \"title\"\nof two lines", &needs(&[])));
             assert_eq!(again.jail, policy.jail, "{name}");
+        }
+    }
+
+    #[test]
+    fn exactly_the_planned_requests_and_connections_are_allowed() {
+        let url = |url: &str| UrlPattern::exactly(&request_of("GET", url, b"")).unwrap();
+        let needs = Needs {
+            requests: BTreeMap::from([(
+                "GET".to_owned(),
+                BTreeSet::from([url("https://api.test/a*b?x=1"), url("http://api.test:8080/")]),
+            )]),
+            connections: BTreeMap::from([(22, BTreeSet::from(["git.test".to_owned(), "::1".to_owned()]))]),
+            names: BTreeSet::from(["other.test".to_owned()]),
+            ..needs(&[])
+        };
+        let overrides = crate::policy::overrides::Overrides {
+            host_ports: vec![5432],
+            private: vec!["api.test=10.0.0.0/8".to_owned(), "api.test=::1".to_owned()],
+            resolver: Some("127.0.0.1:5353".parse().unwrap()),
+            ..Default::default()
+        };
+        let policy = Policy::load(&PolicyRef::default(), &SearchPath::default()).unwrap();
+        let policy = policy.with(&overrides, None).unwrap();
+        let again = read_back(&propose(&policy, "t", &needs));
+        assert_eq!(again.network, policy.network);
+        for (effect, allowed) in [
+            (http("GET", "https://api.test/a*b"), true),
+            (http("GET", "https://api.test/a*b?y=2"), true),
+            (http("GET", "https://api.test/aXb"), false),
+            (http("HEAD", "https://api.test/a*b"), false),
+            (http("GET", "http://api.test:8080/"), true),
+            (http("GET", "http://api.test/"), false),
+            (connect("git.test", 22), true),
+            (connect("::1", 22), true),
+            (connect("git.test", 23), false),
+            (connect("127.0.0.1", 5432), true),
+            (resolve("other.test"), true),
+            (resolve("git.test"), true),
+            (resolve("third.test"), false),
+        ] {
+            let ruling = again.admission.rule_on(&effect);
+            assert_eq!(matches!(ruling, Ruling::Allow { .. }), allowed, "{effect:?}: {ruling:?}");
         }
     }
 

@@ -2,11 +2,14 @@
 
 use crate::{
     chain::{
-        admission::{Admission, Home, Kinds, Layer, Origin, Paths, Patterns, Rule, Target, Verdict},
+        admission::{
+            Admission, Home, HostPattern, Kinds, Layer, Listed, Origin, Paths, Patterns, Rule, Target, UrlPattern,
+            Verdict,
+        },
         preflight::{Answered, Planned},
     },
     doors::workspace,
-    effect::{fs, Digest, Door, Kind, Request, Resource, RunId, Subject},
+    effect::{fs, net, Digest, Door, Kind, Request, Resource, RunId, Subject},
     ledger::{self, Ledger, ReceiptQuery},
     policy::{
         propose::{exact_pattern, propose, Needs},
@@ -16,7 +19,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
@@ -148,6 +151,31 @@ impl Plan {
                 (false, Err(_)) => {}
             }
         }
+        let needs = needs(&self.effects);
+        let on = |kind: Kind, target| Rule {
+            verdict: Verdict::Allow,
+            kinds: Kinds::Only(vec![kind]),
+            paths: Paths::Any,
+            target,
+            origin: origin(format!("allow {kind}")),
+        };
+        let listed = |hosts: &BTreeSet<String>| {
+            Listed::new(hosts.iter().filter_map(|host| HostPattern::parse(host).ok()).collect())
+        };
+        for (method, urls) in &needs.requests {
+            let urls = urls.iter().filter_map(|url| UrlPattern::parse(url).ok()).collect();
+            let target =
+                Target { methods: Some(vec![method.clone()]), urls: Some(Listed::new(urls)), ..Target::default() };
+            rules.push(on(Kind::HttpRequest, target));
+        }
+        for (port, hosts) in &needs.connections {
+            let target = Target { hosts: Some(listed(hosts)), ports: Some(vec![*port]), ..Target::default() };
+            rules.push(on(Kind::NetConnect, target));
+        }
+        if !needs.names.is_empty() {
+            let target = Target { hosts: Some(listed(&needs.names)), ..Target::default() };
+            rules.push(on(Kind::NetResolve, target));
+        }
         Admission::of(Layer::new(format!("plan of run {}", self.run), Home::Builtin, rules))
     }
 
@@ -206,6 +234,17 @@ pub fn needs(effects: &[Planned]) -> Needs {
                 add(&[path]);
             }
             (Resource::Run { .. }, Request::Run(_)) if effect.door != Door::Jail => add(&[]),
+            (_, Request::Http(request)) => {
+                // Where no pattern can name the path, all of the host is the narrowest.
+                let url = UrlPattern::exactly(request).unwrap_or_else(|| format!("{}/**", request.origin()));
+                needs.requests.entry(request.method.clone()).or_default().insert(url);
+            }
+            (_, Request::Net(net::Request::Connect { host, port, .. })) => {
+                needs.connections.entry(*port).or_default().insert(host.clone());
+            }
+            (_, Request::Net(net::Request::Resolve { name, .. })) => {
+                needs.names.insert(name.clone());
+            }
             (Resource::Host { path }, _) if matches!(effect.kind, Kind::FsRead | Kind::FsList) => {
                 let path = unspell_any(path).ok().filter(|path| !is_made(path));
                 match path {
@@ -226,5 +265,14 @@ pub fn needs(effects: &[Planned]) -> Needs {
             _ => {}
         }
     }
+    let known: BTreeSet<&str> = effects
+        .iter()
+        .filter_map(|effect| match &effect.request {
+            Request::Http(request) => Some(request.host.as_str()),
+            Request::Net(net::Request::Connect { host, .. }) => Some(host.as_str()),
+            _ => None,
+        })
+        .collect();
+    needs.names.retain(|name| !known.contains(name.as_str()));
     needs
 }

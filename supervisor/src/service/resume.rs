@@ -291,6 +291,8 @@ fn settle(ledger: &Ledger, record: &RunRecord, decisions: &Decisions) -> Result<
             true => {
                 let result = OnceResult {
                     value: crate::chain::preflight::implied_by(&intent.draft.resource),
+                    body: matches!(intent.draft.resource, crate::effect::Resource::Url { .. })
+                        .then(|| hex::encode(b"{}")),
                     ..OnceResult::default()
                 };
                 ledger.settle_as_done(intent.n, &record.id, intent.draft.request_digest, &result)?;
