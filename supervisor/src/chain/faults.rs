@@ -137,7 +137,7 @@ fn wrong(part: &'static str, message: impl Into<String>, help: impl Into<String>
 
 /// The form of a rule on the command line.
 pub const SPEC_FORM: &str = "KIND[+KIND…]:FAULT[=WHAT][,rate=R][,seed=N][,path=GLOB][,first=N][,when=before|after]\
-                             [,door=api|program|workspace][,retry-after=SECONDS]";
+                             [,door=api|program|network|workspace][,retry-after=SECONDS]";
 
 impl std::str::FromStr for FaultRule {
     type Err = RuleError;
@@ -562,10 +562,33 @@ impl Faults {
             error["status"] = status.into();
             error["retry_after_s"] = retry_after_s.into();
         }
+        let mut value = json!({ "error": error });
+        let body = match (effect.door, rule.fault) {
+            // By the network the program sees what a server would send, or what becomes of its connection.
+            (Door::Network, Fault::RateLimit { status, retry_after_s }) => {
+                value["status"] = status.into();
+                value["headers"] =
+                    json!([["content-type", "text/plain; charset=utf-8"], ["retry-after", retry_after_s.to_string()]]);
+                Some(
+                    format!("status {status}, injected by a fault rule; try again after {retry_after_s} s\n")
+                        .into_bytes(),
+                )
+            }
+            (Door::Network, Fault::Timeout(_)) => {
+                value["timeout"] = true.into();
+                None
+            }
+            (Door::Network, Fault::Error(_)) => {
+                value["reset"] = true.into();
+                None
+            }
+            _ => None,
+        };
         Answer {
             decided_by: NAME,
             injected: true,
-            value: json!({ "error": error }),
+            value,
+            body,
             bytes: done.as_ref().map_or(0, |answer| answer.bytes),
             digest: done.and_then(|answer| answer.digest),
             ..Answer::failed(
@@ -576,7 +599,18 @@ impl Faults {
     }
 
     /// The result with something wrong about it; as it is where there is nothing to be wrong about.
-    fn spoil(&self, rule: &FaultRule, drawn: u64, answer: Answer) -> Answer {
+    fn spoil(&self, effect: &Effect, rule: &FaultRule, drawn: u64, answer: Answer) -> Answer {
+        if (rule.fault, effect.door) == (Fault::Cut, Door::Network) && answer.body.is_none() {
+            // What streamed past is not held here; its end is.
+            self.note();
+            return Answer {
+                decided_by: NAME,
+                injected: true,
+                cut: true,
+                reason: format!("it broke off, injected by the rule `{}`; the effect did happen", rule.text),
+                ..answer
+            };
+        }
         let Some(mut body) = answer.body.clone().filter(|body| !body.is_empty()) else { return answer };
         let whole = body.len();
         let place = usize::try_from(drawn % whole as u64).unwrap_or(0);
@@ -597,6 +631,9 @@ impl Faults {
         if let Some(bytes) = value.get_mut("bytes") {
             *bytes = body.len().into();
         }
+        if rule.fault == Fault::Truncated {
+            say_length(&mut value, body.len());
+        }
         Answer {
             decided_by: NAME,
             injected: true,
@@ -607,6 +644,17 @@ impl Faults {
             body: Some(body),
             value,
             ..answer
+        }
+    }
+}
+
+/// Lets the headers of an answer say this length, where they say one.
+fn say_length(value: &mut serde_json::Value, length: usize) {
+    let headers = value.get_mut("headers").and_then(serde_json::Value::as_array_mut);
+    for header in headers.into_iter().flatten() {
+        let named = header.get(0).and_then(serde_json::Value::as_str);
+        if named.is_some_and(|name| name.eq_ignore_ascii_case("content-length")) {
+            header[1] = length.to_string().into();
         }
     }
 }
@@ -639,7 +687,7 @@ impl Handler for Faults {
             }
             match answer.decision {
                 Decision::Allowed | Decision::Answered | Decision::Planned if is_about_a_body(rule.fault.kind()) => {
-                    self.spoil(rule, drawn, answer)
+                    self.spoil(effect, rule, drawn, answer)
                 }
                 Decision::Allowed | Decision::Answered | Decision::Planned => self.failure(effect, rule, Some(answer)),
                 // It went wrong by itself.
@@ -654,7 +702,7 @@ mod tests {
     use super::*;
     use crate::{
         chain::testing::{ask, wait, FakeWorld, WorldOf},
-        effect::tests::{any_effect, sample},
+        effect::tests::{any_effect, connect, http, resolve, sample},
     };
     use proptest::prelude::*;
     use std::sync::Arc;
@@ -675,6 +723,44 @@ mod tests {
 
     fn through(faults: &Arc<Faults>, effect: &Effect) -> Answer {
         wait(ask(vec![faults.clone()], effect, &FakeWorld::default()))
+    }
+
+    #[test]
+    fn by_the_network_a_fault_is_what_a_server_or_a_connection_would_show() {
+        let world = WorldOf(|_: &Effect| {
+            let value = json!({"status": 200, "headers": [["Content-Length", "5"]]});
+            Answer { body: Some(b"hello".to_vec()), ..Answer::done(value, 5) }
+        });
+        let show =
+            |spec: &str, effect: &Effect| wait(ask(vec![Arc::new(Faults::new(vec![rule(spec)]))], effect, &world));
+        let get = http("GET", "https://api.test/x");
+        let answer = show("http/request:error", &get);
+        assert_eq!((answer.decision, answer.injected), (Decision::Failed, true));
+        assert_eq!((&answer.value["reset"], &answer.value["error"]["errno"]), (&true.into(), &"ECONNRESET".into()));
+        let answer = show("http/request:timeout=1ms", &get);
+        assert_eq!((answer.decision, &answer.value["timeout"]), (Decision::Failed, &true.into()));
+        let answer = show("http/request:rate-limit=503,retry-after=7", &get);
+        assert_eq!((answer.decision, &answer.value["status"]), (Decision::Failed, &503.into()));
+        assert_eq!(answer.value["headers"][1], json!(["retry-after", "7"]));
+        assert!(answer.body.is_some_and(|body| body.starts_with(b"status 503")));
+        let answer = show("http/request:truncated,seed=3", &get);
+        let length = answer.body.unwrap().len();
+        assert!(length < 5 && answer.injected && !answer.cut);
+        assert_eq!(answer.value["headers"][0][1], length.to_string());
+        let answer = show("http/request:cut", &get);
+        assert_eq!((answer.cut, answer.body.as_deref()), (true, Some(&b"hello"[..])));
+        assert_eq!(answer.value["headers"][0][1], "5");
+        assert_ne!(show("http/request:corrupted", &get).body.as_deref(), Some(&b"hello"[..]));
+
+        let answer = show("net/connect:error=ECONNREFUSED", &connect("db.test", 5432));
+        assert_eq!((&answer.value["reset"], &answer.value["error"]["errno"]), (&true.into(), &"ECONNREFUSED".into()));
+        let streamed = WorldOf(|_: &Effect| Answer::done(json!({"sent": 1, "received": 2}), 3));
+        let faults = Arc::new(Faults::new(vec![rule("net/connect:cut,door=network")]));
+        let answer = wait(ask(vec![faults], &connect("db.test", 5432), &streamed));
+        assert_eq!((answer.decision, answer.cut, &answer.value["sent"]), (Decision::Allowed, true, &1.into()));
+        assert_eq!(show("net/resolve:error", &resolve("api.test")).value["reset"], true);
+        assert!(rule("net/connect:error").waiting_kinds() == [Kind::NetConnect]);
+        assert!(rule("http/request:error").waiting_kinds().is_empty());
     }
 
     /// Which of these effects are made to fail, in their order.
