@@ -9,7 +9,7 @@
 //! No value of an environment variable is in it. What the program was given on standard input is.
 
 use super::{Answer, Decision};
-use crate::effect::{base64, canonical_json, fs, run, Digest, Door, Effect, Kind, Request, Resource, RunId};
+use crate::effect::{base64, canonical_json, fs, http, run, Digest, Door, Effect, Kind, Request, Resource, RunId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::Digest as _;
@@ -23,6 +23,12 @@ use std::{
 pub const FORMAT: &str = "tollgate.recording.v1";
 /// The longest file that is read as a recording. Its contents are held in memory while it is replayed.
 pub const MAX_BYTES: u64 = 512 << 20;
+/// The longest body that is recorded; a longer one is left out and its entry says so.
+pub const MAX_BODY: usize = 64 << 20;
+/// What stands in an entry's value, under `body`, where its bytes are not recorded.
+pub const NOT_RECORDED: &str = crate::ledger::once::NOT_KEPT;
+/// How many bytes of a content are encoded at a time: whole groups of base64.
+const ENCODED_AT_ONCE: usize = 48 << 10;
 /// The most files of a workspace that a recording lists.
 const MAX_BASE: usize = 1_000_000;
 /// How a run is called in a recording of itself, so that another run's effects match.
@@ -205,7 +211,7 @@ struct Content {
 ///
 /// Kind, resource and request are compared, but for what differs from run to run by itself: a run's own id is `self`,
 /// the time since which a file must be unchanged is 0, and so are the times that an evaluation took. Contents are
-/// compared by the digests that are in the request.
+/// compared by the digests that are in the request; of a request whose content streams, only method and URL are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// The kind.
@@ -244,10 +250,32 @@ impl Asked {
             | Request::Jail(_)
             | Request::Api(_)
             | Request::Program(_)
-            | Request::Net(_)
-            | Request::Http(_) => {}
+            | Request::Net(_) => {}
+            Request::Http(request) => {
+                if let http::Body::Streamed { announced } = &mut request.body {
+                    *announced = None;
+                }
+            }
         }
         Asked { kind: effect.kind, door: effect.door, resource, request }
+    }
+
+    /// Whether an entry with this request answers it.
+    pub fn is_answered_by(&self, recorded: &Request) -> bool {
+        match (&self.request, recorded) {
+            (Request::Http(asked), Request::Http(recorded)) => {
+                let streams = |request: &http::Request| matches!(request.body, http::Body::Streamed { .. });
+                match streams(asked) || streams(recorded) {
+                    true => {
+                        let without =
+                            |request: &http::Request| http::Request { body: http::Body::Empty, ..request.clone() };
+                        without(asked) == without(recorded)
+                    }
+                    false => asked == recorded,
+                }
+            }
+            (asked, recorded) => asked == recorded,
+        }
     }
 
     /// By what entries are looked up; those of one key are answered in their order.
@@ -272,6 +300,7 @@ pub struct Writer {
     hash: sha2::Sha256,
     contents: BTreeSet<Digest>,
     entries: u64,
+    written: u64,
 }
 
 impl Writer {
@@ -280,7 +309,7 @@ impl Writer {
     /// # Errors
     /// Those of the sink.
     pub fn begin(sink: Box<dyn Write + Send>, head: Head, base: Vec<Base>) -> io::Result<Writer> {
-        let mut writer = Writer { sink, hash: sha2::Sha256::new(), contents: BTreeSet::new(), entries: 0 };
+        let mut writer = Writer { sink, hash: sha2::Sha256::new(), contents: BTreeSet::new(), entries: 0, written: 0 };
         writer.line(&Line::Head(head))?;
         for file in base {
             writer.line(&Line::Base(file))?;
@@ -293,12 +322,20 @@ impl Writer {
     /// # Errors
     /// Those of the sink.
     pub fn entry(&mut self, asked: Asked, answer: &Answer) -> io::Result<()> {
-        if let Some(body) = &answer.body {
+        let left_out = answer.body.as_ref().is_some_and(|body| body.len() > MAX_BODY);
+        if let Some(body) = answer.body.as_ref().filter(|_| !left_out) {
             self.content(body)?;
         }
         self.entries += 1;
         let Asked { kind, door, resource, request } = asked;
-        let answer = RecordedAnswer::of(answer);
+        let mut answer = RecordedAnswer::of(answer);
+        if left_out {
+            answer.body = None;
+            match answer.value.as_object_mut() {
+                Some(value) => drop(value.insert("body".to_owned(), NOT_RECORDED.into())),
+                None => answer.value = serde_json::json!({ "body": NOT_RECORDED }),
+            }
+        }
         self.line(&Line::Entry(Entry { seq: self.entries, kind, resource, door, request, answer }))
     }
 
@@ -320,17 +357,31 @@ impl Writer {
 
     fn content(&mut self, bytes: &[u8]) -> io::Result<()> {
         let digest = Digest::of(bytes);
-        match self.contents.insert(digest) {
-            true => self.line(&Line::Content(Content { digest, base64: base64::encode(bytes) })),
-            false => Ok(()),
+        if !self.contents.insert(digest) {
+            return Ok(());
         }
+        // As `line` writes it, but piece by piece: a long body is in memory once already.
+        self.write(b"{\"content\":{\"base64\":\"")?;
+        for piece in bytes.chunks(ENCODED_AT_ONCE) {
+            self.write(base64::encode(piece).as_bytes())?;
+        }
+        self.write(format!("\",\"digest\":\"{digest}\"}}}}\n").as_bytes())
     }
 
     fn line(&mut self, line: &Line) -> io::Result<()> {
         let mut bytes = canonical_json(line);
         bytes.push(b'\n');
-        self.hash.update(&bytes);
-        self.sink.write_all(&bytes)
+        self.write(&bytes)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written = self.written.saturating_add(bytes.len() as u64);
+        if self.written > MAX_BYTES {
+            let message = format!("a recording has at most {MAX_BYTES} bytes; a longer one could not be replayed");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+        }
+        self.hash.update(bytes);
+        self.sink.write_all(bytes)
     }
 }
 

@@ -11,10 +11,10 @@
 //! With one answer substituted, the run goes on from there by the recording as far as it fits.
 
 use super::{
-    recording::{Asked, Base, Entry, Key, RecordedAnswer, Recording, Stream},
+    recording::{Asked, Base, Entry, Key, RecordedAnswer, Recording, Stream, NOT_RECORDED},
     Answer, BoxFuture, Decision, Handler, Next, World,
 };
-use crate::effect::{base64, canonical_json, errno, fs, Digest, Door, Effect, Kind, Request};
+use crate::effect::{base64, canonical_json, errno, fs, net, Digest, Door, Effect, Kind, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 use std::{
@@ -226,7 +226,8 @@ impl Substitute {
         let count = recording.entries.len();
         let entry = recording.entries.iter_mut().find(|entry| entry.seq == seq);
         let entry = entry.ok_or(SubstituteError::NoEntry { seq, count })?;
-        if entry.door != Door::Api && !matches!(answer, Substituted::Errno(_)) {
+        let answered = entry.door == Door::Api || entry.kind == Kind::HttpRequest;
+        if !answered && !matches!(answer, Substituted::Errno(_)) {
             return Err(SubstituteError::OnlyErrno { seq });
         }
         let (kind, resource) = (entry.kind, entry.resource.to_string());
@@ -238,7 +239,10 @@ impl Substitute {
                 let digest = Digest::of(&bytes);
                 answer_now.decision = Decision::Allowed;
                 answer_now.bytes = bytes.len() as u64;
-                answer_now.value = json!({ "size": bytes.len(), "offset": 0, "bytes": bytes.len(), "end": true });
+                answer_now.value = match kind {
+                    Kind::HttpRequest => response_with(&answer_now.value, bytes.len()),
+                    _ => json!({ "size": bytes.len(), "offset": 0, "bytes": bytes.len(), "end": true }),
+                };
                 (answer_now.body, answer_now.digest) = (Some(digest), Some(digest));
                 recording.contents.insert(digest, bytes);
             }
@@ -251,11 +255,26 @@ impl Substitute {
                 answer_now.decision = Decision::Failed;
                 answer_now.reason = format!("{kind} {resource}: {name}, substituted");
                 answer_now.value = json!({ "error": { "kind": kind, "object": resource, "errno": name } });
+                if entry.door == Door::Network {
+                    answer_now.value["reset"] = true.into();
+                }
                 (answer_now.body, answer_now.digest, answer_now.bytes) = (None, None, 0);
             }
         }
         Ok(())
     }
+}
+
+/// A recorded response with a body of this length, in no coding, in the place of its own.
+fn response_with(recorded: &Value, length: usize) -> Value {
+    const OF_THE_BODY: [&str; 5] = ["content-length", "content-encoding", "transfer-encoding", "etag", "digest"];
+    let headers = recorded["headers"].as_array().cloned().unwrap_or_default();
+    let kept = headers.into_iter().filter(|header| {
+        header[0].as_str().is_some_and(|name| !OF_THE_BODY.contains(&name.to_ascii_lowercase().as_str()))
+    });
+    let mut headers: Vec<Value> = kept.collect();
+    headers.push(json!(["content-length", length.to_string()]));
+    json!({ "status": recorded["status"].as_u64().unwrap_or(200), "headers": headers })
 }
 
 impl Replay {
@@ -295,14 +314,20 @@ impl Replay {
         state.asked += 1;
         let at = state.asked;
         let key = asked.key();
-        let next = state.waiting.get(&key).and_then(|places| places.front().copied());
+        let places = state.waiting.get(&key);
+        let next = places.and_then(|places| places.front().copied());
         let entry = next.map(|place| &self.recording.entries[place]);
-        if let Some(entry) = entry.filter(|entry| entry.request == asked.request) {
-            if let Some(places) = state.waiting.get_mut(&key) {
-                places.pop_front();
+        // Requests to one URL are made side by side, in an order of their own: each takes the first that is its like.
+        let reach = if asked.door == Door::Network { usize::MAX } else { 1 };
+        let fits = |place: &usize| asked.is_answered_by(&self.recording.entries[*place].request);
+        let found = places.and_then(|places| places.iter().take(reach).position(fits));
+        if let Some(index) = found {
+            let taken = state.waiting.get_mut(&key).and_then(|places| places.remove(index));
+            if let Some(entry) = taken.map(|place| &self.recording.entries[place]) {
+                let whole = self.whole(entry, asked, &mut state);
+                state.answered += u64::from(whole.is_ok());
+                return whole;
             }
-            state.answered += 1;
-            return Ok(entry);
         }
         let of_key = self.recording.entries.iter().filter(|entry| entry.asked().key() == key).count();
         let reason = match (entry, of_key) {
@@ -316,6 +341,28 @@ impl Replay {
             asked: format!("{} {}", asked.kind, asked.resource),
             reason,
             nearest: nearest.map(|entry| compare(entry, asked)),
+        };
+        state.diverge(divergence.clone());
+        Err(Box::new(divergence))
+    }
+
+    /// The entry, if all of its answer is there to be given again.
+    fn whole<'e>(&self, entry: &'e Entry, asked: &Asked, state: &mut State) -> Result<&'e Entry, Box<Divergence>> {
+        let passed = matches!(entry.answer.decision, Decision::Allowed | Decision::Answered);
+        let reason = match &entry.request {
+            Request::Net(net::Request::Connect { .. }) if passed && entry.door == Door::Network => {
+                "a connection cannot be replayed: a recording holds how many bytes passed, and not the bytes"
+            }
+            _ if passed && entry.answer.body.is_none() && entry.answer.value["body"] == NOT_RECORDED => {
+                "its answer was too long to be recorded"
+            }
+            _ => return Ok(entry),
+        };
+        let divergence = Divergence {
+            at: state.asked,
+            asked: format!("{} {}", asked.kind, asked.resource),
+            reason: reason.to_owned(),
+            nearest: Some(compare(entry, asked)),
         };
         state.diverge(divergence.clone());
         Err(Box::new(divergence))
@@ -524,10 +571,11 @@ mod tests {
                 tests::{end, head, Bytes},
                 NodeKind, Writer,
             },
-            testing::{ask, wait, WorldOf},
+            testing::{ask, wait, FakeWorld, WorldOf},
         },
         effect::{
-            tests::{any_effect, sample},
+            http,
+            tests::{any_effect, at_network, connect, request_of, sample},
             Resource,
         },
     };
@@ -579,6 +627,79 @@ mod tests {
             path.clone_into(own);
         }
         effect
+    }
+
+    fn response(status: u16, body: &[u8]) -> Answer {
+        let value = json!({"status": status, "headers": [["content-type", "text/plain"]]});
+        Answer { body: Some(body.to_vec()), ..Answer::done(value, body.len() as u64) }
+    }
+
+    fn replaying(entries: &[(Effect, Answer)]) -> Arc<Replay> {
+        let sink = Bytes::default();
+        let mut writer = Writer::begin(Box::new(sink.clone()), head(), Vec::new()).unwrap();
+        for (effect, answer) in entries {
+            writer.entry(Asked::of(effect), answer).unwrap();
+        }
+        writer.end(None, end()).unwrap();
+        let recording = Recording::parse(&sink.0.lock().unwrap()).unwrap();
+        Arc::new(Replay::new(recording, None, None).unwrap())
+    }
+
+    fn with_body(method: &str, url: &str, body: http::Body) -> Effect {
+        let request = http::Request { body, ..request_of(method, url, b"") };
+        at_network(Kind::HttpRequest, request.resource(), Request::Http(request))
+    }
+
+    #[test]
+    fn requests_are_answered_by_method_url_and_body_in_whatever_order_they_are_made() {
+        let known = |text: &[u8]| http::Body::Known { digest: Digest::of(text), size: text.len() as u64 };
+        let url = "https://api.test/items";
+        let get = || with_body("GET", url, http::Body::Empty);
+        let post = |text: &[u8]| with_body("POST", url, known(text));
+        let put = |announced| with_body("PUT", url, http::Body::Streamed { announced });
+        let replay = replaying(&[
+            (get(), response(200, b"first")),
+            (post(b"a"), response(201, b"a")),
+            (post(b"b"), response(201, b"b")),
+            (get(), response(200, b"second")),
+            (put(Some(5)), response(200, b"put")),
+        ]);
+        let told = |effect: &Effect| wait(ask(vec![replay.clone() as _], effect, &FakeWorld::default()));
+        for (effect, body) in
+            [(post(b"b"), "b"), (get(), "first"), (put(None), "put"), (get(), "second"), (post(b"a"), "a")]
+        {
+            let answer = told(&effect);
+            assert_eq!((answer.decision, answer.body.as_deref()), (Decision::Answered, Some(body.as_bytes())));
+            assert_eq!(answer.value["headers"][0][0], "content-type");
+        }
+        assert_eq!(told(&get()).decision, Decision::Refused);
+        assert_eq!(told(&with_body("DELETE", url, http::Body::Empty)).decision, Decision::Refused);
+        assert_eq!(replay.finish(None, None, 0).diverged, 2);
+    }
+
+    #[test]
+    fn what_was_not_recorded_whole_is_a_divergence_that_says_so() {
+        let long = vec![b'x'; super::super::recording::MAX_BODY + 1];
+        let get = |url: &str| with_body("GET", url, http::Body::Empty);
+        let streamed = Answer { body: None, ..response(200, b"") };
+        let streamed = Answer { value: json!({"status": 200, "headers": [], "body": NOT_RECORDED}), ..streamed };
+        let replay = replaying(&[
+            (connect("db.test", 22), Answer::done(json!({"sent": 1, "received": 2}), 3)),
+            (connect("no.test", 22), Answer::failed("no.test:22: refused", "")),
+            (get("https://api.test/long"), response(200, &long)),
+            (get("https://api.test/streamed"), streamed),
+        ]);
+        let told = |effect: &Effect| wait(ask(vec![replay.clone() as _], effect, &FakeWorld::default()));
+        let answer = told(&connect("db.test", 22));
+        assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, NAME));
+        assert!(answer.reason.contains("a connection cannot be replayed"), "{answer:?}");
+        assert_eq!(told(&connect("no.test", 22)).decision, Decision::Failed);
+        for url in ["https://api.test/long", "https://api.test/streamed"] {
+            let answer = told(&get(url));
+            assert!(answer.reason.contains("too long to be recorded"), "{answer:?}");
+        }
+        let report = replay.finish(None, None, 0);
+        assert_eq!((report.answered, report.diverged, report.unasked_count), (1, 3, 0));
     }
 
     #[test]
