@@ -25,7 +25,7 @@ pub struct Args {
     #[arg(long, value_parser = word::<Class>)]
     pub class: Option<Class>,
     /// Only objects there: `src` means the path `src` and all below it, not `src2`; a path of the host begins with a
-    /// slash; any other object (an address, a call, a run) begins so
+    /// slash; any other object (a URL, an address, a call, a run) begins so
     #[arg(long, value_name = "PREFIX")]
     pub resource: Option<String>,
     /// Only this decision
@@ -71,6 +71,7 @@ fn kinds(text: &str) -> Result<Kinds, String> {
         return text.parse().map(Kinds::One).map_err(|unknown: crate::effect::UnknownKind| unknown.to_string());
     };
     let mut known: Vec<&str> = VOCABULARY.iter().filter_map(|row| row.name.split('/').next()).collect();
+    known.sort_unstable();
     known.dedup();
     match known.contains(&family) {
         true => Ok(Kinds::Family(family.to_owned())),

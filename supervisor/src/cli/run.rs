@@ -42,6 +42,8 @@ use tollgate_shim::protocol::Layer;
 
 /// The environment variable by which a test build takes layers out.
 const WITHOUT_VARIABLE: &str = "TOLLGATE_TEST_WITHOUT";
+/// How many refused hosts the summary of a run names.
+const HOSTS: usize = 10;
 /// How many refusals the summary of a run explains.
 const EXPLAINED: usize = 5;
 
@@ -613,6 +615,15 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     }
     for note in &report.notes {
         writeln!(talk, "  note: {}", escape(note))?;
+    }
+    let mut hosts: Vec<&str> = report.refusals.iter().filter_map(|refusal| refusal.host()).collect();
+    hosts.sort_unstable();
+    hosts.dedup();
+    if !hosts.is_empty() {
+        let more = hosts.len().saturating_sub(HOSTS);
+        let shown = escape(&hosts[..hosts.len() - more].join(", "));
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        writeln!(talk, "  refused hosts: {shown}{more}")?;
     }
     let failed = report.exit_status != 0 || outcome.kind != OutcomeType::Exited || !report.changes.held.is_empty();
     if !failed {

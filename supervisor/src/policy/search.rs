@@ -177,6 +177,9 @@ pub const BUILTIN: &[(&str, &str)] = &[
     ("git", include_str!("../../../policies/git.toml")),
     ("read-only", include_str!("../../../policies/read-only.toml")),
     ("compute", include_str!("../../../policies/compute.toml")),
+    ("packages-python", include_str!("../../../policies/packages-python.toml")),
+    ("packages-node", include_str!("../../../policies/packages-node.toml")),
+    ("github-read", include_str!("../../../policies/github-read.toml")),
 ];
 
 /// The lists of system calls, by the name that `[jail] seccomp` uses.

@@ -4,7 +4,7 @@ use super::{
     limits::{Asked, Bound},
     search::{self, PolicyRef, SearchPath, BUILTIN},
     warnings::warnings,
-    Commands, Overrides, Policy, PolicyError, Presence, View, WorkspaceAccess,
+    Commands, Network, Overrides, Policy, PolicyError, Presence, View, WorkspaceAccess,
 };
 use crate::{
     chain::admission::Ruling,
@@ -492,4 +492,160 @@ fn the_example_of_the_reference_is_a_policy() {
     let policy = Policy::load(&named("site"), &search).unwrap();
     assert!(is_allowed(&policy, Kind::FsWrite, "public/index.html"));
     assert!(!is_allowed(&policy, Kind::FsWrite, "content/index.md"));
+}
+
+fn with_flags(policy: &str, allow: &[&str], deny: &[&str]) -> Result<Policy, PolicyError> {
+    let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+    let overrides = Overrides { allow: owned(allow), deny: owned(deny), ..Overrides::default() };
+    load(policy).unwrap().with(&overrides, None)
+}
+
+#[test]
+fn no_built_in_policy_opens_the_network_but_those_made_for_it() {
+    for (name, _) in BUILTIN {
+        let policy = load(&format!("builtin:{name}")).unwrap();
+        assert_eq!(policy.uses_network(), name.starts_with("packages-") || *name == "github-read", "{name}");
+        assert_eq!(policy.network, Network::default(), "{name}");
+    }
+    assert!(!load(corpus("valid").join("everything.toml").to_str().unwrap()).unwrap().uses_network());
+}
+
+#[test]
+fn an_option_allows_what_it_names_and_nothing_else() {
+    use crate::effect::tests::{connect, http, resolve};
+    for (allow, deny, effect, allowed) in [
+        ("api.test", "", http("POST", "https://api.test/x?y"), true),
+        ("api.test", "", http("GET", "http://API.test./a/../b"), true),
+        ("api.test", "", http("GET", "https://api.test:8443/"), false),
+        ("api.test", "", connect("api.test", 443), false),
+        ("api.test", "", resolve("api.test"), true),
+        ("api.test", "", resolve("x.api.test"), false),
+        ("*.api.test", "", http("GET", "https://x.api.test/"), true),
+        ("*.api.test", "", http("GET", "https://api.test/"), false),
+        ("api.test:8443", "", http("GET", "https://api.test:8443/"), true),
+        ("api.test:8443", "", connect("api.test", 8443), true),
+        ("api.test:8443", "", http("GET", "https://api.test/"), false),
+        ("::1", "", http("GET", "http://[::1]/"), true),
+        ("[::1]:22", "", connect("::1", 22), true),
+        ("[::1]", "", http("GET", "http://[::1]/"), true),
+        ("any", "", http("GET", "https://x.test/"), true),
+        ("any:22", "", connect("x.test", 22), true),
+        ("GET,HEAD https://api.test/v1/**", "", http("HEAD", "https://api.test/v1/x"), true),
+        ("GET,HEAD https://api.test/v1/**", "", http("POST", "https://api.test/v1/x"), false),
+        ("https://api.test/v1/**", "", http("POST", "https://api.test/v1/x"), true),
+        ("https://api.test/v1/**", "", http("POST", "https://api.test/v2/x"), false),
+        ("any", "api.test", http("GET", "https://api.test/"), false),
+        ("any", "api.test", resolve("api.test"), false),
+        ("any", "api.test", http("GET", "https://x.api.test/"), true),
+        ("any", "DELETE https://api.test/**", http("DELETE", "https://api.test/x"), false),
+        ("any", "DELETE https://api.test/**", http("GET", "https://api.test/x"), true),
+    ] {
+        for policy in ["default", "read-only", "compute"] {
+            let deny: &[&str] = if deny.is_empty() { &[] } else { &[deny] };
+            let policy = with_flags(policy, &[allow], deny).unwrap();
+            assert!(policy.uses_network());
+            let ruling = policy.admission.rule_on(&effect);
+            assert_eq!(matches!(ruling, Ruling::Allow { .. }), allowed, "{allow} {deny:?} {}", effect.resource);
+        }
+    }
+}
+
+#[test]
+fn an_option_that_is_none_says_how_it_is_written() {
+    for wrong in [
+        "",
+        "a b",
+        "api.test:0",
+        "api.test:x",
+        "127.1",
+        "*",
+        "api.*",
+        "https://api.test",
+        "get it https://",
+        ":80",
+        "ftp://api.test/",
+        "api.test/path",
+        "GET  , https://api.test/",
+        "user@api.test",
+    ] {
+        let error = with_flags("default", &[wrong], &[]).expect_err(wrong).to_string();
+        assert!(error.starts_with("--allow: ") && error.contains(&format!("`{wrong}`")), "{error}");
+    }
+    let private = |text: &str| {
+        let overrides = Overrides { private: vec![text.to_owned()], ..Overrides::default() };
+        load("default").unwrap().with(&overrides, None).map(|policy| policy.network.private)
+    };
+    assert_eq!(private("API.test=10.0.0.0/8").unwrap().keys().collect::<Vec<_>>(), ["api.test"]);
+    for wrong in ["api.test", "api.test=", "api.test=10.0.0.1/8", "*.test=10.0.0.0/8", "=10.0.0.1"] {
+        assert!(private(wrong).unwrap_err().to_string().starts_with("--private: "), "{wrong}");
+    }
+}
+
+#[test]
+fn a_denied_host_stays_denied_and_the_refusal_names_the_option() {
+    let policy = with_flags("default", &["any"], &["evil.test"]).unwrap();
+    let effect = crate::effect::tests::http("GET", "https://evil.test/");
+    let Ruling::Deny { origin } = policy.admission.rule_on(&effect) else { panic!("not denied") };
+    assert_eq!(origin.cited(), "the command line: --deny evil.test on \"evil.test\"");
+}
+
+#[test]
+fn a_granted_port_of_the_host_is_a_rule_of_its_own() {
+    use crate::effect::tests::connect;
+    let overrides = Overrides { host_ports: vec![6379, 5432, 5432], ..Overrides::default() };
+    let policy = load("default").unwrap().with(&overrides, None).unwrap();
+    assert_eq!(policy.network.host_ports, [5432, 6379]);
+    assert!(policy.uses_network());
+    for (host, port, allowed) in [
+        ("127.0.0.1", 5432, true),
+        ("::1", 6379, true),
+        ("localhost", 5432, true),
+        ("127.0.0.1", 22, false),
+        ("127.0.0.2", 5432, false),
+        ("db.test", 5432, false),
+    ] {
+        let ruling = policy.admission.rule_on(&connect(host, port));
+        assert_eq!(matches!(ruling, Ruling::Allow { .. }), allowed, "{host}:{port}");
+    }
+}
+
+#[test]
+fn tables_of_the_network_add_up_and_rules_with_targets_change_the_digest() {
+    let parent =
+        "[network]\nresolver = '127.0.0.1:1'\nhost_ports = [1]\n[network.private]\n'a.test' = ['10.0.0.0/8']\n";
+    let child = "extends = ['./parent.toml']\n[network]\nresolver = '127.0.0.1:2'\nhost_ports = [2, 1]\n\
+                 [network.private]\n'A.test.' = ['::1', '10.0.0.0/8']\n'b.test' = ['::1']\n";
+    let (_folder, search) = folder(&[("parent.toml", parent), ("child.toml", child)]);
+    let policy = Policy::load(&named("child"), &search).unwrap();
+    assert_eq!(policy.network.resolver, Some("127.0.0.1:2".parse().unwrap()));
+    assert_eq!(policy.network.host_ports, [1, 2]);
+    let private: Vec<(&str, usize)> =
+        policy.network.private.iter().map(|(host, networks)| (host.as_str(), networks.len())).collect();
+    assert_eq!(private, [("a.test", 2), ("b.test", 1)]);
+
+    let digest = |allow: &[&str]| with_flags("default", allow, &[]).unwrap().digest;
+    assert_eq!(digest(&[]), load("default").unwrap().digest);
+    assert_ne!(digest(&["a.test"]), digest(&[]));
+    assert_ne!(digest(&["a.test"]), digest(&["b.test"]));
+    assert_eq!(digest(&["a.test", "b.test"]), digest(&["b.test", "a.test"]));
+    assert_eq!(digest(&["A.test."]), digest(&["a.test"]));
+}
+
+#[test]
+fn what_of_the_network_is_open_wider_or_less_than_it_reads_is_a_warning() {
+    for (text, part) in [
+        ("[[allow]]\neffect = ['http/request']\nmethod = ['GET']\n", "every host outside can be asked"),
+        ("[[allow]]\neffect = ['net/connect']\nport = [22]\n", "every host outside can be connected to"),
+        ("[[allow]]\neffect = ['net/connect']\nhost = ['a.test']\n", "every port can be connected to"),
+        ("[[allow]]\neffect = ['net/resolve']\nhost = ['a.test']\n", "net/resolve alone opens no network"),
+        ("[network.private]\n'a.test' = ['::1']\n", "names a.test, which no rule allows"),
+    ] {
+        let (_folder, search) = folder(&[("p.toml", text)]);
+        let found = warnings(&Policy::load(&named("p"), &search).unwrap());
+        assert!(found.len() == 1 && found[0].contains(part), "{text}: {found:?}");
+    }
+    let quiet = "[network.private]\n'a.test' = ['::1']\n[[allow]]\neffect = ['http/request', 'net/connect']\n\
+                 host = ['a.test']\nport = [22]\n";
+    let (_folder, search) = folder(&[("p.toml", quiet)]);
+    assert_eq!(warnings(&Policy::load(&named("p"), &search).unwrap()), Vec::<String>::new());
 }

@@ -93,6 +93,9 @@ impl Run<'_> {
             };
             self.refusals.push(refusal);
         }
+        if self.request.policy.uses_network() {
+            self.remember_refused_hosts()?;
+        }
         if !self.request.quotas.is_empty() {
             // Whatever is still reserved is of calls that were dropped half done: it stays charged.
             self.ledger.close_reservations(&self.id, BatchFate::Told)?;

@@ -9,7 +9,7 @@ use crate::{
     },
     crash::{self, Point},
     doors::program::Question,
-    effect::{self, Door, Effect, Kind, Request, Resource, RunId, Subject},
+    effect::{self, Class, Door, Effect, Kind, Request, Resource, RunId, Subject},
     jail::{
         cgroup::CgroupEnvironment,
         enforcer::{Enforcer, Exceeded},
@@ -22,8 +22,9 @@ use crate::{
         worktree::Linked,
     },
     ledger::{
-        record::{OutcomeType, RunState, Usage},
-        Draft, Ledger,
+        query::Denied,
+        record::{OutcomeType, Receipt, RunState, Usage},
+        Draft, Ledger, ReceiptQuery,
     },
     policy::WorkspaceAccess,
 };
@@ -65,6 +66,8 @@ const EXPLAINED_STEPS: [&str; 9] =
 /// So many refusals by the jail's layers have a receipt of their own in one run; a program that makes more must not
 /// fill the disk with them, and a note says how many there were.
 const MAX_DENIALS: u64 = 10_000;
+/// So many refusals of one run are explained at its end.
+const MOST_REFUSALS: usize = 100;
 /// How long a killed jail may take to be gone before it is killed once more.
 const KILL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -549,7 +552,6 @@ impl Run<'_> {
     }
 
     pub(super) fn remember(&mut self, effect: &Effect, answer: &Answer) {
-        const MOST: usize = 100;
         let refusal = Refusal {
             kind: effect.kind,
             object: effect.resource.to_string(),
@@ -557,9 +559,33 @@ impl Run<'_> {
             reason: answer.reason.clone(),
             hint: answer.hint.clone(),
         };
-        if self.refusals.len() < MOST && !self.refusals.contains(&refusal) {
+        if self.refusals.len() < MOST_REFUSALS && !self.refusals.contains(&refusal) {
             self.refusals.push(refusal);
         }
+    }
+
+    /// What was refused at the network door, the first of each, from its receipts.
+    pub(super) fn remember_refused_hosts(&mut self) -> Result<(), crate::ledger::Error> {
+        let query = ReceiptQuery {
+            run: Some(self.id.clone()),
+            class: Some(Class::Network),
+            denied_only: Denied::Only,
+            ..ReceiptQuery::default()
+        };
+        let refused: Vec<Receipt> = self.ledger.receipts(&query)?.take(MOST_REFUSALS).collect::<Result<_, _>>()?;
+        for receipt in refused.into_iter().filter(|receipt| receipt.door == Door::Network) {
+            let refusal = Refusal {
+                kind: receipt.kind,
+                object: receipt.resource.to_string(),
+                by: receipt.decided_by,
+                reason: receipt.reason,
+                hint: receipt.hint,
+            };
+            if self.refusals.len() < MOST_REFUSALS && !self.refusals.contains(&refusal) {
+                self.refusals.push(refusal);
+            }
+        }
+        Ok(())
     }
 
     /// A program that the caller's own PATH leads to and the view does not show: says which view it needs.

@@ -144,6 +144,21 @@ pub struct RunReport {
     pub changes: CommitReport,
 }
 
+impl Refusal {
+    /// The host that was refused, with its port where one was named, if it is one of the network.
+    pub fn host(&self) -> Option<&str> {
+        match self.kind {
+            Kind::HttpRequest => {
+                let rest = self.object.split_once("://").map_or(&*self.object, |(_, rest)| rest);
+                Some(rest.split(['/', '?']).next().unwrap_or(rest))
+            }
+            Kind::NetConnect if self.by == "network" => None,
+            Kind::NetConnect | Kind::NetResolve => Some(&self.object),
+            _ => None,
+        }
+    }
+}
+
 /// Something that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
