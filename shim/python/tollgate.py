@@ -188,15 +188,20 @@ def move(path, to):
     effect("fs/move", path=_escape(path), to=_escape(to))
 
 
-def why(kind, path=None, to=None, bytes=None, command=None):
+def why(kind, path=None, to=None, bytes=None, command=None, url=None, method=None, name=None):
     """Whether an effect would pass, without doing it: a ``dict`` with ``verdict`` (``allow``, ``ask`` or ``deny``),
-    ``handler``, ``rule``, ``reason`` and ``hint``."""
+    ``handler``, ``rule``, ``reason`` and ``hint``.
+
+    Of ``http/request`` it takes ``method`` and ``url``, of ``net/connect`` ``to`` as ``HOST:PORT``, of ``net/resolve``
+    ``name``."""
     query = [("kind", kind)]
-    for name, value in (("path", path), ("to", to)):
+    for key, value in (("path", path), ("to", to)):
         if value is not None:
-            query.append((name, _escape(value)))
+            query.append((key, _escape(value)))
     if bytes is not None:
         query.append(("bytes", bytes))
+    of_network = (("url", url), ("method", method), ("name", name))
+    query.extend((key, value) for key, value in of_network if value is not None)
     query.extend(("command", word) for word in command or ())
     target = "/v1/why?" + urllib.parse.urlencode(query, quote_via=urllib.parse.quote)
     return json.loads(_ask("GET", target).decode())

@@ -31,7 +31,8 @@ usage: tollgate COMMAND
   rm PATH [--expect E]                         delete a file, or a directory with all below it
   mv PATH TO                                   move
   effect KIND [NAME=VALUE...]                  ask for any effect; print the answer as JSON
-  why KIND [PATH] [NAME=VALUE...] [-- COMMAND] whether an effect would pass, and which rule says so
+  why KIND [PATH|METHOD URL|HOST:PORT] [NAME=VALUE...] [-- COMMAND]
+                                              whether an effect would pass, and which rule says so
   self [--json]                                what is allowed, mounted and limited, and how to ask for more
   budget [--json]                              what is used and left
 
@@ -234,6 +235,12 @@ impl Client<'_> {
                 Some((name, value)) if !name.is_empty() && name.iter().all(u8::is_ascii_lowercase) => {
                     (String::from_utf8_lossy(name).into_owned(), value)
                 }
+                _ if *kind == OsStr::new("http/request") => match bytes.windows(3).any(|part| part == b"://") {
+                    true => ("url".to_owned(), bytes),
+                    false => ("method".to_owned(), bytes),
+                },
+                _ if at == 0 && *kind == OsStr::new("net/connect") => ("to".to_owned(), bytes),
+                _ if at == 0 && *kind == OsStr::new("net/resolve") => ("name".to_owned(), bytes),
                 _ if at == 0 => ("path".to_owned(), bytes),
                 _ => return Err(Stop::Usage(format!("{word:?} is not NAME=VALUE"))),
             };
@@ -443,7 +450,9 @@ fn describe_self(told: &Value) -> String {
     }
     for rule in told["rules"].as_array().into_iter().flatten() {
         let paths = words(&rule["paths"]);
-        let paths = if paths.is_empty() { String::new() } else { format!(" on {paths}") };
+        let network = words(&rule["network"]);
+        let on = [paths, network].into_iter().filter(|words| !words.is_empty()).collect::<Vec<_>>().join(" ");
+        let paths = if on.is_empty() { on } else { format!(" on {on}") };
         lines.push_str(&format!("{:<10} {}{paths}\n", word(&rule["verdict"]), words(&rule["kinds"])));
     }
     for mount in told["mounts"].as_array().into_iter().flatten() {

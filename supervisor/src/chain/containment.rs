@@ -244,7 +244,8 @@ impl Containment {
         own.contains(&at.ip()) && self.host_ports.contains(&at.port())
     }
 
-    fn refusal(&self, effect: &Effect) -> Option<Answer> {
+    /// What it refuses of an effect before anything is looked up: a host that is such an address itself.
+    pub fn refusal(&self, effect: &Effect) -> Option<Answer> {
         let (host, port) = match &effect.request {
             Request::Http(http::Request { host, port, .. }) => (host, *port),
             Request::Net(net::Request::Connect { host, port, .. }) => (host, *port),

@@ -5,23 +5,36 @@ use super::{
     standing, verify,
 };
 use crate::{
-    chain::Decision,
-    effect::{Door, Idempotency, Kind, ReceiptId},
+    chain::{containment::Containment, Decision},
+    doors::{
+        api::{Opinion, Verdict},
+        request::{self, Place},
+    },
+    effect::{Door, Effect, Idempotency, Kind, ReceiptId, RunId, Subject},
     ledger::{
         record::{Receipt, RunRecord},
         Ledger, ReceiptQuery,
     },
+    policy::{search::PolicyRef, Policy},
 };
 use serde::Serialize;
-use std::{io::Write, path::Path, process::ExitCode};
+use std::{io::Write, path::Path, process::ExitCode, sync::Arc};
 
 /// Explain one receipt: every handler that its effect passed, who decided, by which rule, and what to change. Or
-/// explain a run: what it was under, how it ended, and everything that was refused, failed or is in doubt.
+/// explain a run: what it was under, how it ended, and everything that was refused, failed or is in doubt. Or, with
+/// `--policy`, say what a policy would decide about a request, a connection or a name, without a run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A run (its id, a unique beginning of one, or `latest`), or a receipt of one, as in `latest.3`
-    #[arg(value_name = "RUN|RECEIPT")]
+    /// A run (its id, a unique beginning of one, or `latest`), or a receipt of one, as in `latest.3`; with `--policy`, a
+    /// kind: `http/request`, `net/connect` or `net/resolve`
+    #[arg(value_name = "RUN|RECEIPT|KIND")]
     pub what: String,
+    /// What an effect of that kind would be on: `GET https://HOST/PATH`, `HOST:PORT`, or a name
+    #[arg(value_name = "OBJECT", requires = "policy")]
+    pub object: Option<String>,
+    /// Ask this policy, a name or a file
+    #[arg(long, value_name = "POLICY", requires = "object")]
+    pub policy: Option<String>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -72,6 +85,9 @@ struct Group {
 /// # Errors
 /// When there is no such run or receipt, and those of the ledger and of writing to `out`.
 pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, Failure> {
+    if let (Some(policy), Some(object)) = (&args.policy, &args.object) {
+        return explain_policy(policy, &args.what, object, args.json, out);
+    }
     let (run, seq) = match args.what.split_once('.') {
         Some((run, seq)) => (run, Some(seq)),
         None => (&*args.what, None),
@@ -89,6 +105,63 @@ pub fn run(args: &Args, state: &Path, out: &mut dyn Write) -> Result<ExitCode, F
     }
     out.flush()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a policy would say of an effect of the network, in the words of the handlers that would.
+fn explain_policy(
+    policy: &str,
+    kind: &str,
+    object: &str,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Failure> {
+    let usage = |message: String| Failure { status: 2, ..Failure::new(message, "see `tollgate explain --help`") };
+    let policy = PolicyRef::parse(policy).and_then(|reference| Policy::load(&reference, &super::search_path()));
+    let policy = policy.map_err(|error| Failure::from(&error))?;
+    let kind: Kind = kind.parse().map_err(|error: crate::effect::UnknownKind| usage(error.to_string()))?;
+    let mut pairs = vec![("kind".to_owned(), kind.name().to_owned())];
+    match (kind, object.trim().rsplit_once(char::is_whitespace)) {
+        (Kind::HttpRequest, Some((method, url))) => {
+            pairs.extend([("method".to_owned(), method.trim().to_owned()), ("url".to_owned(), url.to_owned())]);
+        }
+        (Kind::HttpRequest, None) => pairs.push(("url".to_owned(), object.trim().to_owned())),
+        (Kind::NetConnect, _) => pairs.push(("to".to_owned(), object.to_owned())),
+        (Kind::NetResolve, _) => pairs.push(("name".to_owned(), object.to_owned())),
+        _ => return Err(usage(format!("{kind} is asked about within a run, with `tollgate why`"))),
+    }
+    let nowhere = Place { run: RunId(String::new()), workspace: Vec::new() };
+    let ask = request::why(pairs, &nowhere).map_err(|error| usage(error.to_string()))?;
+    let effect = Effect {
+        kind: ask.kind,
+        resource: ask.resource,
+        subject: Subject { uid: nix::unistd::getuid().as_raw(), run: None, agent: None },
+        room: None,
+        door: Door::Network,
+        request: ask.request,
+    };
+    let containment = Containment::new(&policy.network);
+    let opinion = Opinion::of(&Arc::new(policy.admission), &effect).contained(&containment, &effect);
+    let status = if opinion.verdict == Verdict::Deny { ExitCode::from(1) } else { ExitCode::SUCCESS };
+    if json {
+        json_line(out, &opinion)?;
+        return Ok(status);
+    }
+    let mut lines = vec![
+        ("effect", kind.name().to_owned()),
+        ("object", escape(&effect.resource.to_string())),
+        ("verdict", format!("{} by {}", plain(&opinion.verdict), escape(&opinion.handler))),
+        ("rule", if opinion.rule.is_empty() { "none matches".to_owned() } else { escape(&opinion.rule) }),
+        ("policy", format!("{} (sha256 {})", escape(&policy.name), policy.digest)),
+    ];
+    if !opinion.reason.is_empty() {
+        lines.push(("why", escape(&opinion.reason)));
+    }
+    if !opinion.hint.is_empty() {
+        lines.push(("change", escape(&opinion.hint)));
+    }
+    print(out, &lines)?;
+    out.flush()?;
+    Ok(status)
 }
 
 fn receipt(ledger: &Ledger, record: &RunRecord, seq: &str) -> Result<Receipt, Failure> {
@@ -392,7 +465,7 @@ mod tests {
 
     fn explain(ledger: &Ledger, what: &str, json: bool) -> Result<String, Failure> {
         let mut out = Vec::new();
-        run(&Args { what: what.to_owned(), json }, ledger.state(), &mut out)?;
+        run(&Args { what: what.to_owned(), object: None, policy: None, json }, ledger.state(), &mut out)?;
         Ok(String::from_utf8(out).expect("text"))
     }
 
@@ -484,5 +557,49 @@ mod tests {
             assert_eq!(explain(&ledger, bad, false).expect_err(bad).status, 2, "{bad}");
         }
         assert!(explain(&ledger, "zzz", false).is_err());
+    }
+
+    fn asked(policy: &str, kind: &str, object: &str) -> (serde_json::Value, ExitCode) {
+        let args = Args { what: kind.into(), object: Some(object.into()), policy: Some(policy.into()), json: true };
+        let mut out = Vec::new();
+        let status = run(&args, Path::new("/nonexistent"), &mut out).unwrap();
+        (serde_json::from_slice(&out).unwrap(), status)
+    }
+
+    #[test]
+    fn a_policy_is_asked_about_a_request_without_a_run_and_answers_as_the_handlers_would() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("p.toml");
+        let text = "[[allow]]\neffect = ['http/request', 'net/connect']\nhost = ['api.test', '10.1.2.3']\n\
+                    [[deny]]\neffect = ['http/request']\nurl = ['https://api.test/admin/**']\n";
+        std::fs::write(&file, text).unwrap();
+        let policy = file.to_str().unwrap();
+        for (kind, object, verdict, handler, part) in [
+            ("http/request", "GET https://api.test/x", "allow", "admission", ""),
+            ("http/request", "https://api.test/x", "allow", "admission", ""),
+            ("http/request", "GET https://api.test/x/../admin/y", "deny", "admission", "refused by the rule deny"),
+            ("http/request", "GET https://other.test/", "deny", "admission", "no rule of the policy"),
+            ("http/request", "GET http://10.1.2.3/", "deny", "containment", "private network"),
+            ("net/connect", "api.test:22", "allow", "admission", ""),
+            ("net/connect", "api.test:22", "allow", "admission", ""),
+            ("net/resolve", "Api.Test", "allow", "admission", ""),
+            ("net/resolve", "other.test", "deny", "admission", "no rule of the policy"),
+        ] {
+            let (told, status) = asked(policy, kind, object);
+            assert_eq!(
+                (told["verdict"].as_str(), told["handler"].as_str()),
+                (Some(verdict), Some(handler)),
+                "{object}"
+            );
+            assert!(told["reason"].as_str().unwrap().contains(part), "{told}");
+            assert_eq!(status == ExitCode::SUCCESS, verdict == "allow", "{object}");
+        }
+        let (told, _) = asked("default", "http/request", "POST https://api.test/x");
+        assert!(told["hint"].as_str().unwrap().contains("--allow 'POST https://api.test/x'"), "{told}");
+        for (kind, object) in [("fs/read", "a"), ("http/request", "nonsense"), ("net/connect", "x"), ("a/b", "x")] {
+            let args =
+                Args { what: kind.into(), object: Some(object.into()), policy: Some("default".into()), json: false };
+            assert_eq!(run(&args, Path::new("/nonexistent"), &mut Vec::new()).unwrap_err().status, 2, "{kind}");
+        }
     }
 }

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     chain::{
         admission::{Admission, Ruling},
+        containment::Containment,
         Answer, Asker, BoxFuture, Chain, Decision, World,
     },
     effect::{api, fs, Digest, Door, Effect, Kind, Request as Arguments, Resource, RoomId, RunId, Subject},
@@ -165,6 +166,8 @@ pub struct RuleView {
     pub kinds: Vec<String>,
     /// The path patterns, or none for any.
     pub paths: Vec<String>,
+    /// What of the network it is about, each as a key and its words: `host api.test`; none for any.
+    pub network: Vec<String>,
 }
 
 /// A mount, as the run may see it.
@@ -239,6 +242,21 @@ impl Opinion {
         let answer = answer.unwrap_or_else(|| Answer::refused("admission", "", ""));
         let handler = if verdict == Verdict::Allow { "admission" } else { answer.decided_by };
         Opinion { verdict, handler: handler.to_owned(), rule, reason: answer.reason, hint: answer.hint }
+    }
+
+    /// The same with what the guard of addresses says of it, which comes after the rules.
+    #[must_use]
+    pub fn contained(self, containment: &Containment, effect: &Effect) -> Opinion {
+        match containment.refusal(effect).filter(|_| self.verdict != Verdict::Deny) {
+            Some(refused) => Opinion {
+                verdict: Verdict::Deny,
+                handler: refused.decided_by.to_owned(),
+                reason: refused.reason,
+                hint: refused.hint,
+                ..self
+            },
+            None => self,
+        }
     }
 }
 

@@ -106,14 +106,19 @@ fn operation(route: &Route) -> Value {
         Operation::Describe => operation["operationId"] = "describe".into(),
         Operation::Why => {
             operation["operationId"] = "why".into();
-            let kinds: Vec<&str> = VOCABULARY.iter().filter(|row| row.at_api_door).map(|row| row.name).collect();
+            let asked = |kind: Kind| crate::chain::admission::is_network(kind);
+            let kinds = VOCABULARY.iter().filter(|row| row.at_api_door || asked(row.kind));
+            let kinds: Vec<&str> = kinds.map(|row| row.name).collect();
             operation["description"] =
                 "Takes the fields of the kind as parameters. A content is not needed; `bytes` stands for its length."
                     .into();
             operation["parameters"] = json!([
                 query("kind", json!({"enum": kinds}), true),
                 query("path", path(), false),
-                query("to", path(), false),
+                query("to", text("Where a file is moved to, or the HOST:PORT of a connection."), false),
+                query("method", text("The method of a request; GET if there is none."), false),
+                query("url", text("The URL of a request."), false),
+                query("name", text("A name that is asked for."), false),
                 query("id", text("A run's id."), false),
                 query("bytes", integer("The length of the content.", 0, None), false),
                 query("command", json!({"type": "array", "items": {"type": "string"}}), false),
@@ -269,6 +274,7 @@ fn schemas() -> Map<String, Value> {
                         "verdict": {"enum": ["allow", "ask", "deny"]},
                         "kinds": {"type": "array", "items": {"type": "string"}},
                         "paths": {"type": "array", "items": {"type": "string"}},
+                        "network": {"type": "array", "items": {"type": "string"}},
                     },
                 }},
                 "mounts": {"type": "array", "items": {

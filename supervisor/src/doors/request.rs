@@ -5,7 +5,7 @@
 //! the socket alone.
 
 use super::base64;
-use crate::effect::{fs, path::escape, run, Digest, Kind, Request, Resource, RunId};
+use crate::effect::{fs, http, net, path::escape, run, Digest, Kind, Request, Resource, RunId};
 use serde::{
     de::{DeserializeOwned, DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor},
     Deserialize, Deserializer,
@@ -435,6 +435,9 @@ pub fn why(pairs: Vec<(String, String)>, place: &Place) -> Result<Ask, Malformed
         }
     }
     let kind = kind.ok_or(Malformed::NoKind)?;
+    if let Some(ask) = about_the_network(kind, &fields)? {
+        return Ok(ask);
+    }
     match kind {
         Kind::FsWrite => {
             fields.entry("type").or_insert("file".into());
@@ -462,6 +465,46 @@ pub fn why(pairs: Vec<(String, String)>, place: &Place) -> Result<Ask, Malformed
         *length = bytes;
     }
     Ok(ask)
+}
+
+/// A question about an effect of the network, which is asked about here and made elsewhere; none for another kind.
+fn about_the_network(kind: Kind, fields: &Map<String, Value>) -> Result<Option<Ask>, Malformed> {
+    let known: &[&str] = match kind {
+        Kind::HttpRequest => &["method", "url"],
+        Kind::NetConnect => &["to"],
+        Kind::NetResolve => &["name"],
+        _ => return Ok(None),
+    };
+    if fields.keys().any(|name| !known.contains(&name.as_str())) {
+        let why = "an http/request has `method` and `url`, a net/connect `to`, a net/resolve `name`";
+        return Err(Malformed::Value { field: "query", why });
+    }
+    let text = |name: &'static str| {
+        let missing = Malformed::Value { field: name, why: "is missing" };
+        fields.get(name).and_then(Value::as_str).ok_or(missing)
+    };
+    let (resource, request) = match kind {
+        Kind::HttpRequest => {
+            let method = fields.get("method").and_then(Value::as_str).unwrap_or("GET");
+            let wrong = Malformed::Value { field: "url", why: "is no URL of http or https" };
+            let request = http::Request::parse(method, text("url")?).map_err(|http::NotAUrl| wrong)?;
+            (request.resource(), Request::Http(request))
+        }
+        Kind::NetConnect => {
+            let wrong = || Malformed::Value { field: "to", why: "is not HOST:PORT" };
+            let (host, port) = text("to")?.rsplit_once(':').ok_or_else(wrong)?;
+            let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
+            let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+            let request = net::Request::Connect { host, port, transport: net::Transport::Tcp };
+            (request.resource(), Request::Net(request))
+        }
+        _ => {
+            let name = text("name")?.to_ascii_lowercase();
+            let request = net::Request::Resolve { name, record: "A".to_owned() };
+            (request.resource(), Request::Net(request))
+        }
+    };
+    Ok(Some(Ask { kind, resource, request, content: None }))
 }
 
 /// Permission bits, written in octal.

@@ -155,7 +155,36 @@ impl Body {
     }
 }
 
+/// Why a text is no URL of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a URL is http:// or https://, a host, and a path, as in `https://api.example.org/v1`")]
+pub struct NotAUrl;
+
 impl Request {
+    /// A request of this method for this URL, without content. The host is folded to its form in effects; what follows a
+    /// `#` is never sent and not taken.
+    ///
+    /// # Errors
+    /// When the text is no URL of a request.
+    pub fn parse(method: &str, url: &str) -> Result<Request, NotAUrl> {
+        let (scheme, rest) = url.split_once("://").ok_or(NotAUrl)?;
+        let known = |known: &Scheme| scheme.eq_ignore_ascii_case(known.name());
+        let scheme = Scheme::ALL.into_iter().find(known).ok_or(NotAUrl)?;
+        let rest = rest.split('#').next().unwrap_or_default();
+        let (authority, target) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_not_a_port| NotAUrl)?),
+            _ => (authority, scheme.default_port()),
+        };
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let host = bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase();
+        if host.is_empty() || method.is_empty() {
+            return Err(NotAUrl);
+        }
+        let path = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
+        Ok(Request { method: method.to_owned(), scheme, host, port, path, body: Body::Empty, operation: None })
+    }
+
     /// The URL: scheme, host, port unless it is the scheme's own, path and query. For the target `*` it ends after the
     /// authority (RFC 9110, section 7.1).
     pub fn url(&self) -> String {

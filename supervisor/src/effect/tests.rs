@@ -261,6 +261,22 @@ fn request_with_operation(effect: &mut Effect) {
 }
 
 #[test]
+fn a_url_is_read_as_the_request_that_it_names() {
+    for (url, form) in [
+        ("https://API.Example.org./a?b#c", "https://api.example.org/a?b"),
+        ("HTTP://example.org:80", "http://example.org/"),
+        ("http://example.org?x", "http://example.org/?x"),
+        ("https://[::1]:8443/x", "https://[::1]:8443/x"),
+        ("https://[::1]/", "https://[::1]/"),
+    ] {
+        assert_eq!(http::Request::parse("GET", url).unwrap().url(), form);
+    }
+    for url in ["", "example.org", "ftp://example.org/", "https://", "https:///x", "https://a:b/", "https://a:99999/"] {
+        assert!(http::Request::parse("GET", url).is_err(), "{url}");
+    }
+}
+
+#[test]
 fn an_unknown_kind_is_a_typed_error_that_names_it() {
     for name in ["fs/chmod", "", "FS/READ", "fs/read ", "fs"] {
         let error = name.parse::<Kind>().unwrap_err();

@@ -4,6 +4,7 @@ use super::run::Live;
 use crate::{
     chain::{
         admission::{Admission, Kinds, Paths, Verdict as RuleVerdict},
+        containment::Containment,
         Chain,
     },
     doors::{
@@ -22,6 +23,7 @@ pub struct RunInsight {
     policy: String,
     chain: String,
     admission: Arc<Admission>,
+    containment: Containment,
     limits: Limits,
     workspace: String,
     mounts: Vec<MountView>,
@@ -36,6 +38,7 @@ impl RunInsight {
             policy: policy.name.clone(),
             chain: chain.describe(),
             admission: Arc::new(policy.admission.clone()),
+            containment: Containment::new(&policy.network),
             limits: policy.limits.clone(),
             workspace: plan.workspace.to_os().to_string_lossy().into_owned(),
             mounts: plan.mounts.iter().filter_map(mount_view).collect(),
@@ -95,7 +98,7 @@ impl Insight for RunInsight {
     }
 
     fn opinion(&self, effect: &Effect) -> Opinion {
-        Opinion::of(&self.admission, effect)
+        Opinion::of(&self.admission, effect).contained(&self.containment, effect)
     }
 }
 
@@ -114,6 +117,7 @@ fn rule_view(rule: &crate::chain::admission::Rule) -> RuleView {
             Paths::Any => Vec::new(),
             Paths::Only(patterns) => patterns.texts().to_vec(),
         },
+        network: rule.target.words().iter().map(|(key, words)| format!("{key} {}", words.join(" "))).collect(),
     }
 }
 

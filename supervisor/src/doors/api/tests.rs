@@ -104,6 +104,7 @@ impl Insight for Told {
                 verdict: Verdict::Deny,
                 kinds: vec!["any".to_owned()],
                 paths: vec!["secret/**".to_owned()],
+                network: Vec::new(),
             }],
             mounts: vec![MountView { path: "/usr".to_owned(), access: "read-only".to_owned() }],
             limits: BTreeMap::from([("wall_us".to_owned(), Some(60_000_000))]),
