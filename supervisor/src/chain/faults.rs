@@ -220,7 +220,7 @@ impl FaultRule {
                 format!("the faults are: {}", names.join(", ")),
             )
         })?;
-        let kinds = kinds(&text.effects, fault_kind)?;
+        let kinds = kinds(&text.effects, fault_kind, &text.doors)?;
         let when = match text.when.as_deref() {
             None if is_about_a_body(fault_kind) => When::After,
             None | Some("before") => When::Before,
@@ -312,11 +312,14 @@ fn shape(kind: Kind, fault: FaultKind) -> Option<&'static FaultShape> {
     kind.declaration().faults.iter().find(|shape| shape.kind == fault)
 }
 
-fn kinds(effects: &[String], fault: FaultKind) -> Result<Vec<Kind>, RuleError> {
+fn kinds(effects: &[String], fault: FaultKind, doors: &[String]) -> Result<Vec<Kind>, RuleError> {
     let can = || VOCABULARY.iter().filter(|row| shape(row.kind, fault).is_some()).map(|row| row.kind);
     let names = || can().map(Kind::name).collect::<Vec<_>>().join(", ");
     if effects.iter().any(|effect| effect == "any") {
-        return Ok(can().collect());
+        // Of the doors that are named, for a kind that comes by others alone cannot be meant.
+        let named = |door: &Door| doors.is_empty() || doors.iter().any(|name| name == door.name());
+        let meant = |kind: &Kind| shape(*kind, fault).is_some_and(|shape| shape.doors.iter().any(named));
+        return Ok(can().filter(meant).collect());
     }
     let mut kinds = Vec::new();
     for effect in effects {
@@ -759,6 +762,9 @@ mod tests {
         let answer = wait(ask(vec![faults], &connect("db.test", 5432), &streamed));
         assert_eq!((answer.decision, answer.cut, &answer.value["sent"]), (Decision::Allowed, true, &1.into()));
         assert_eq!(show("net/resolve:error", &resolve("api.test")).value["reset"], true);
+        assert_eq!(rule("any:cut,door=api").kinds, [Kind::FsRead]);
+        assert_eq!(rule("any:cut,door=network").kinds, [Kind::NetConnect, Kind::HttpRequest]);
+        assert!(rule("any:error").kinds.contains(&Kind::HttpRequest));
         assert!(rule("net/connect:error").waiting_kinds() == [Kind::NetConnect]);
         assert!(rule("http/request:error").waiting_kinds().is_empty());
     }
