@@ -274,7 +274,7 @@ fn write_text(policy: &Policy, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "\n[handlers]")?;
         writeln!(out, "record       {}", handlers.record)?;
         for rule in &handlers.faults {
-            writeln!(out, "fault        {}", escape(&rule.text().to_string()))?;
+            writeln!(out, "fault        {}", escape(rule.text()))?;
         }
     }
     for layer in admission.layers() {
