@@ -404,9 +404,10 @@ impl Enforcer {
         let mut usage = match &self.watching {
             Some(watching) => {
                 let mut usage = watching.shared.lock().usage.clone();
-                if watching.thread.is_some() {
-                    usage.wall_us = micros(watching.started.elapsed());
+                if watching.thread.is_none() {
+                    return usage;
                 }
+                usage.wall_us = micros(watching.started.elapsed());
                 usage
             }
             None => Usage::default(),

@@ -112,6 +112,10 @@ impl fmt::Display for Joined<'_> {
     }
 }
 
+fn count_newlines(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|byte| **byte == b'\n').count()
+}
+
 /// A file's name and text, for turning byte offsets into places.
 #[derive(Clone, Debug)]
 pub struct Source {
@@ -124,7 +128,21 @@ pub struct Source {
 impl Source {
     /// The line of a byte offset, from 1.
     pub fn line(&self, offset: usize) -> usize {
-        self.before(offset).bytes().filter(|byte| *byte == b'\n').count() + 1
+        count_newlines(self.before(offset).as_bytes()) + 1
+    }
+
+    /// The line of each of these byte offsets, from 1. Where they ascend, no part of the text is read twice.
+    pub fn lines<'a>(&'a self, offsets: impl IntoIterator<Item = usize> + 'a) -> impl Iterator<Item = usize> + 'a {
+        let (mut read, mut newlines) = (0, 0);
+        offsets.into_iter().map(move |offset| {
+            let before = self.before(offset);
+            if before.len() < read {
+                (read, newlines) = (0, 0);
+            }
+            newlines += count_newlines(&before.as_bytes()[read..]);
+            read = before.len();
+            newlines + 1
+        })
     }
 
     /// A fault at a byte offset.
@@ -170,4 +188,20 @@ pub fn closest<'a>(text: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 /// `; did you mean …`, or nothing.
 pub fn suggest(suggestion: Option<&str>) -> String {
     suggestion.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_found_together_are_those_found_one_by_one_in_any_order() {
+        let source = Source { name: "policy".to_owned(), text: "a\nb\u{e9}\n\n  c\n".into() };
+        let ascending: Vec<usize> = (0..source.text.len() + 3).collect();
+        let descending: Vec<usize> = ascending.iter().rev().copied().collect();
+        for offsets in [ascending, descending, vec![7, 7, 0, 9, 3]] {
+            let alone: Vec<usize> = offsets.iter().map(|offset| source.line(*offset)).collect();
+            assert_eq!(source.lines(offsets).collect::<Vec<_>>(), alone);
+        }
+    }
 }

@@ -651,7 +651,7 @@ impl Reader<'_> {
             self.fault(value.span().start, "`path` is empty, and matches nothing", format!("write {form}"));
             return None;
         }
-        let lines = texts.iter().map(|text| self.source.line(text.offset)).collect();
+        let lines = self.source.lines(texts.iter().map(|text| text.offset)).collect();
         let offsets: Vec<usize> = texts.iter().map(|text| text.offset).collect();
         match Patterns::at_lines(texts.into_iter().map(|text| text.value).collect(), lines) {
             Ok(patterns) => Some((value.span().start, patterns)),
