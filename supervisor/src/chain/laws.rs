@@ -70,6 +70,7 @@ fn asking(allowed: &[Kind], asked: &[Kind]) -> Admission {
         verdict,
         kinds: Kinds::Only(kinds.to_vec()),
         paths: Paths::Any,
+        target: Default::default(),
         origin: Origin { file: "test.toml".into(), line, text: "a rule".into() },
     };
     let rules = vec![rule(Verdict::Allow, allowed, 1), rule(Verdict::Ask, asked, 2)];
