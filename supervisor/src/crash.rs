@@ -16,10 +16,11 @@ pub enum Point {
     LedgerCommitted,
     /// The shim is running, and has no plan.
     ShimSpawned,
+    /// An effect that must not happen twice is on disk, and has not happened. The first is the program's start, whose
+    /// jail is being built.
+    IntentWritten,
     /// The jail stands, and its program has not begun.
     JailBuilt,
-    /// An effect that must not happen twice is on disk, and has not happened.
-    IntentWritten,
     /// It has happened, and that is not on disk.
     EffectDone,
     /// An effect's receipt outlives this process, and whoever asked is not told.
@@ -44,8 +45,8 @@ impl Point {
         Point::LedgerCommits,
         Point::LedgerCommitted,
         Point::ShimSpawned,
-        Point::JailBuilt,
         Point::IntentWritten,
+        Point::JailBuilt,
         Point::EffectDone,
         Point::ReceiptWritten,
         Point::ProgramEnded,

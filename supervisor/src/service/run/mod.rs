@@ -1,7 +1,7 @@
 //! One run: from a request to an outcome.
 //!
 //! The order is the promise. The run is in the ledger before anything is built; that it starts is an intent on disk
-//! before its first instruction, once the jail stands; whatever ends it, its jail is gone before its
+//! before its first instruction, written while the jail is being built; whatever ends it, its jail is gone before its
 //! changes are looked at, and its record is closed last.
 
 mod answering;
