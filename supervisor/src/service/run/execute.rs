@@ -214,7 +214,14 @@ impl Run<'_> {
         }
         {
             let [input, output, error] = &pipes.far;
-            shim.begin(&plan, [input.as_fd(), output.as_fd(), error.as_fd()]).map_err(own("the shim"))?;
+            if let Err(error) = shim.begin(&plan, [input.as_fd(), output.as_fd(), error.as_fd()]) {
+                reap(&mut shim, &enforcer);
+                let said = shim.complaint().unwrap_or_else(|| error.to_string());
+                let shim = shim_file.display();
+                return refused(format!(
+                    "{shim} ended before it had its plan: {said}; install it together with `tollgate`"
+                ));
+            }
         }
         drop(pipes.far);
         let ears = Ears {
