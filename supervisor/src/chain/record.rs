@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     chain::Answer,
-    effect::{Digest, Effect},
+    effect::{Digest, Effect, Kind},
 };
 use std::{
     io,
@@ -34,6 +34,10 @@ impl Record {
     }
 
     fn note(&self, effect: &Effect, answer: &Answer) {
+        // What a name means in a run is the run's own, and which kind of address is asked for first is chance.
+        if effect.kind == Kind::NetResolve && answer.is_success() {
+            return;
+        }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(open) = &mut *writer {
             if let Err(error) = open.entry(Asked::of(effect), answer) {

@@ -182,7 +182,16 @@ impl Request {
             return Err(NotAUrl);
         }
         let path = if target.starts_with('/') { target.to_owned() } else { format!("/{target}") };
-        Ok(Request { method: method.to_owned(), scheme, host, port, path, body: Body::Empty, operation: None, secrets: Vec::new() })
+        Ok(Request {
+            method: method.to_owned(),
+            scheme,
+            host,
+            port,
+            path,
+            body: Body::Empty,
+            operation: None,
+            secrets: Vec::new(),
+        })
     }
 
     /// The URL: scheme, host, port unless it is the scheme's own, path and query. For the target `*` it ends after the

@@ -445,7 +445,7 @@ fn made_files(inputs: &Inputs, ids: &Ids) -> Vec<Mount> {
         mode: 0o644,
     };
     let (uid, gid) = (ids.jail_uid, ids.jail_gid);
-    vec![
+    let mut made = vec![
         file(
             "/etc/passwd",
             format!(
@@ -469,7 +469,14 @@ fn made_files(inputs: &Inputs, ids: &Ids) -> Vec<Mount> {
         Mount::Dir { target: "/opt".into(), mode: 0o755 },
         Mount::Dir { target: "/srv".into(), mode: 0o755 },
         Mount::Dir { target: "/root".into(), mode: 0o755 },
-    ]
+    ];
+    if inputs.network.is_some() {
+        // Whoever looks a name up reads these (host.conf(5), gai.conf(5)); without them each run would be refused two
+        // reads that mean nothing.
+        made.push(file("/etc/host.conf", "multi on\n".to_owned()));
+        made.push(file("/etc/gai.conf", String::new()));
+    }
+    made
 }
 
 fn resolver(inputs: &Inputs) -> String {

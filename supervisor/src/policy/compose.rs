@@ -250,7 +250,8 @@ impl Draft {
     /// Whether nothing is left for `base` to say, as in every policy that extends it.
     fn says_everything(&self) -> bool {
         let JailSection { profile, launcher, seccomp, enforce, commands, views: _, env: _, workspace: _ } = &self.jail;
-        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes, egress_bytes } = &self.limits;
+        let LimitsDraft { wall, cpu, memory, pids, cpus, write_bytes, effects, output_bytes, egress_bytes } =
+            &self.limits;
         let jail = profile.is_some() && launcher.is_some() && seccomp.is_some() && enforce.is_some();
         let times = wall.is_some() && cpu.is_some() && cpus.is_some();
         let amounts = memory.is_some() && pids.is_some() && write_bytes.is_some();

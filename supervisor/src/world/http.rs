@@ -63,8 +63,8 @@ const IDLE: Duration = Duration::from_secs(30);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Headers that are about one connection and not about the message (RFC 9110, section 7.6.1).
-const HOP_BY_HOP: [&str; 7] =
-    ["connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te", "trailer"];
+const HOP_BY_HOP: [&str; 6] =
+    ["connection", "keep-alive", "proxy-connection", "proxy-authenticate", "proxy-authorization", "te"];
 
 /// The HTTP clients of one run: connections to servers are kept and used again, within the run only.
 pub struct Clients {
@@ -325,16 +325,17 @@ impl Exchange {
                 ),
                 "let the server answer without Content-Encoding",
             ),
-            Delivery::Held => hold(response, &sent, scrub).await,
+            Delivery::Held => hold(&effect.method, response, &sent, scrub).await,
             Delivery::Live | Delivery::Copied if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 switch(response, upgrade, front, &sent).await
             }
-            Delivery::Live | Delivery::Copied => self.pass_on(response, front, &sent, scrub).await,
+            Delivery::Live | Delivery::Copied => self.pass_on(&effect.method, response, front, &sent, scrub).await,
         }
     }
 
     async fn pass_on(
         &self,
+        method: &str,
         response: Response<Incoming>,
         front: oneshot::Sender<Response<Relayed>>,
         sent: &Counter,
@@ -350,7 +351,7 @@ impl Exchange {
             return gone(sent.count());
         }
         let Ok(passed) = ended.await else { return gone(sent.count()) };
-        answer(status, head, passed, sent.count(), self.delivery)
+        answer(method, status, head, passed, sent.count(), self.delivery)
     }
 }
 
@@ -369,6 +370,10 @@ impl World for Exchange {
 /// Takes the headers out that are about one connection, those that `Connection` names among them.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let upgrades = headers.contains_key(header::UPGRADE);
+    // Whether trailers are understood is true of the whole way, since they are passed on (section 10.1.4).
+    let trailers = headers.get_all(header::TE).iter().any(|value| {
+        value.to_str().is_ok_and(|value| value.split(',').any(|one| one.trim().eq_ignore_ascii_case("trailers")))
+    });
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -383,6 +388,9 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
         headers.remove(name);
     }
     headers.remove(header::TRANSFER_ENCODING);
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
     if upgrades {
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     }
@@ -398,7 +406,14 @@ fn fields(headers: &HeaderMap) -> Vec<[String; 2]> {
     headers.iter().map(|(name, value)| [name.as_str().to_owned(), text(value)]).collect()
 }
 
-fn answer(status: StatusCode, mut head: serde_json::Value, passed: Passed, sent: u64, delivery: Delivery) -> Answer {
+fn answer(
+    method: &str,
+    status: StatusCode,
+    mut head: serde_json::Value,
+    passed: Passed,
+    sent: u64,
+    delivery: Delivery,
+) -> Answer {
     let Passed { received, hash, copy, end, trailers, .. } = passed;
     let how = match &end {
         End::Whole => String::new(),
@@ -416,7 +431,7 @@ fn answer(status: StatusCode, mut head: serde_json::Value, passed: Passed, sent:
         (_, copy) => copy,
     };
     Answer {
-        reason: format!("status {}; {sent} bytes sent, {received} received{how}", status.as_u16()),
+        reason: format!("{method} {}; {sent} bytes sent, {received} received{how}", status.as_u16()),
         digest: Some(Digest(hash.finalize().into())),
         body,
         ..Answer::done(head, received)
@@ -441,7 +456,7 @@ fn cleaned(response: Response<Incoming>, scrub: Option<Scrub>) -> (hyper::http::
     (parts, Scrubbed::new(body.map_err(BodyError::from), scrub).boxed_unsync())
 }
 
-async fn hold(response: Response<Incoming>, sent: &Counter, scrub: Option<Scrub>) -> Answer {
+async fn hold(method: &str, response: Response<Incoming>, sent: &Counter, scrub: Option<Scrub>) -> Answer {
     let (parts, body) = cleaned(response, scrub);
     let head = head_of(parts.status, &parts.headers);
     let mut held = Relayed { body: Some(body), passed: Passed::new(Some(Vec::new())), done: None };
@@ -457,7 +472,7 @@ async fn hold(response: Response<Incoming>, sent: &Counter, scrub: Option<Scrub>
         }
     }
     let passed = held.take();
-    answer(parts.status, head, passed, sent.count(), Delivery::Held)
+    answer(method, parts.status, head, passed, sent.count(), Delivery::Held)
 }
 
 /// Both sides speak another protocol from here on.

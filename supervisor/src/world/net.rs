@@ -8,14 +8,15 @@ use crate::{
     effect::{net, Effect, Request},
 };
 use hickory_resolver::{
-    config::{ConnectionConfig, NameServerConfig, ResolverConfig},
+    config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig},
     net::runtime::TokioRuntimeProvider,
     TokioResolver,
 };
 use rustls::server::Acceptor;
 use std::{
     io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -75,6 +76,10 @@ impl Outside {
     /// The guard's refusal, or that nothing answered.
     pub async fn dial(&self, host: &str, port: u16) -> Result<TcpStream, Answer> {
         let addresses = match host.parse::<IpAddr>() {
+            // A granted port of the host's own loopback is the same port over either family, as it is for a program
+            // that tries both.
+            Ok(IpAddr::V4(Ipv4Addr::LOCALHOST)) => vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+            Ok(IpAddr::V6(Ipv6Addr::LOCALHOST)) => vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()],
             Ok(address) => vec![address],
             Err(_name) => self.look_up(host).await?,
         };
@@ -128,7 +133,10 @@ fn resolver(server: Option<SocketAddr>) -> Result<TokioResolver, String> {
             (udp.port, tcp.port) = (address.port(), address.port());
             let server = NameServerConfig::new(address.ip(), true, vec![udp, tcp]);
             let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
-            TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).build()
+            let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+            // Whoever names a server means that one, and not the host's own list beside it.
+            builder.options_mut().use_hosts_file = ResolveHosts::Never;
+            builder.build()
         }
     };
     built.map_err(|error| error.to_string())
@@ -304,7 +312,7 @@ async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &mut u64) 
 
 /// Makes the connection end with a reset when it is closed, which is what a program sees of a refusal after its connect
 /// has succeeded (socket(7), `SO_LINGER` with no time).
-pub fn reset(stream: &TcpStream) {
+pub fn reset(stream: &impl AsFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     // Where this fails the program sees an orderly end instead.
     let _ = nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger);

@@ -9,7 +9,7 @@ pub mod authority;
 pub mod dns;
 pub mod names;
 pub mod operation;
-pub mod relay;
+mod relay;
 
 use crate::{
     chain::{Answer, BoxFuture, Chain, Decision, World},
@@ -34,7 +34,7 @@ use std::{
     future::Future,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
@@ -236,7 +236,10 @@ impl Door {
         match says {
             Says::Nothing if route == Route::Requests => {}
             Says::Other | Says::Nothing => self.bytes(stream, target).await,
-            Says::Http => self.requests(TokioIo::new(stream), target, Scheme::Http).await,
+            Says::Http => {
+                let line = Line::of(&stream);
+                self.requests(TokioIo::new(stream), target, Scheme::Http, line).await;
+            }
             Says::Tls => self.within_tls(stream, target).await,
         }
     }
@@ -271,12 +274,15 @@ impl Door {
         }
     }
 
-    async fn requests<S>(self: &Arc<Self>, stream: TokioIo<S>, target: Target, scheme: Scheme)
+    async fn requests<S>(self: &Arc<Self>, stream: TokioIo<S>, target: Target, scheme: Scheme, line: Line)
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let target = Arc::new(target);
-        let service = service_fn(|request| relay::serve(Arc::clone(self), Arc::clone(&target), scheme, request));
+        let line = Arc::new(line);
+        let service = service_fn(|request| {
+            relay::serve(Arc::clone(self), Arc::clone(&target), scheme, Arc::clone(&line), request)
+        });
         let mut server = auto::Builder::new(TokioExecutor::new());
         server
             .http1()
@@ -292,12 +298,12 @@ impl Door {
     }
 
     async fn within_tls(self: &Arc<Self>, stream: TcpStream, target: Target) {
-        let refused = |stream: &TcpStream| reset(stream);
+        let line = Line::of(&stream);
         let config = match self.server_of(&target.host) {
             Ok(config) => config,
             Err(cause) => {
                 tracing::warn!(%cause, host = target.host, "no certificate for a host");
-                return refused(&stream);
+                return line.reset();
             }
         };
         let accept = async {
@@ -305,7 +311,7 @@ impl Door {
             start.into_stream(config).await
         };
         match timeout(HEAD_TIMEOUT, accept).await {
-            Ok(Ok(stream)) => self.requests(TokioIo::new(stream), target, Scheme::Https).await,
+            Ok(Ok(stream)) => self.requests(TokioIo::new(stream), target, Scheme::Https, line).await,
             Ok(Err(cause)) => self.distrusted(target, &cause.to_string()).await,
             Err(_elapsed) => {}
         }
@@ -437,6 +443,23 @@ async fn answer_questions(door: Arc<Door>, socket: Arc<UdpSocket>) {
                 let _ = socket.send_to(&answer, from).await;
             }
         });
+    }
+}
+
+/// A connection of the program's, beside its traffic.
+pub(super) struct Line(Option<OwnedFd>);
+
+impl Line {
+    fn of(stream: &TcpStream) -> Line {
+        // Without a descriptor to spare, the program sees an orderly end in the place of a reset.
+        Line(stream.as_fd().try_clone_to_owned().ok())
+    }
+
+    /// Makes it end with a reset once it is closed.
+    fn reset(&self) {
+        if let Some(line) = &self.0 {
+            reset(line);
+        }
     }
 }
 

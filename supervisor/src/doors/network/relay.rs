@@ -3,7 +3,7 @@
 //! hyper parses. What a request is to be is decided by the chain; here it is only made into data, and its answer into
 //! what a client understands: a refusal is a 403 that says what was refused, by whom and what to change.
 
-use super::{names::canonical_host, operation, Door, Target};
+use super::{names::canonical_host, operation, Door, Line, Target};
 use crate::{
     chain::{Answer, Asker, BoxFuture, Decision},
     effect::{self, http::Scheme, Digest, Effect, Kind},
@@ -40,10 +40,11 @@ pub struct Reset;
 /// # Errors
 ///
 /// [`Reset`], where the program is to see a connection that breaks.
-pub async fn serve(
+pub(super) async fn serve(
     door: Arc<Door>,
     target: Arc<Target>,
     scheme: Scheme,
+    line: Arc<Line>,
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Reset> {
     let version = request.version();
@@ -64,7 +65,12 @@ pub async fn serve(
         return Ok(response.map(Relayed::boxed_unsync));
     }
     let Ok(answer) = told.await else { return Err(Reset) };
-    respond(&answer, version, body_of_head)
+    let response = respond(&answer, version, body_of_head);
+    // One stream of several is reset by itself.
+    if response.is_err() && version < Version::HTTP_2 {
+        line.reset();
+    }
+    response
 }
 
 /// The program at the other end of a connection.
@@ -307,7 +313,8 @@ fn watched(mut watch: Option<Watch>) -> impl FnMut(Result<Frame<Bytes>, BodyErro
 /// What the program is told.
 fn respond(answer: &Answer, version: Version, body_of_head: bool) -> Result<Response<Reply>, Reset> {
     let flag = |name: &str| answer.value.get(name).and_then(serde_json::Value::as_bool) == Some(true);
-    if flag("reset") || flag("timeout") {
+    // What breaks off without a body to break off in is a fault on bytes that are not here.
+    if flag("reset") || flag("timeout") || (answer.cut && answer.body.is_none()) {
         return Err(Reset);
     }
     let status = answer.value.get("status").and_then(serde_json::Value::as_u64);

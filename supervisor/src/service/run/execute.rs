@@ -193,9 +193,8 @@ impl Run<'_> {
             network: plan.network.is_some(),
         });
         let delivery = self.request.answering.delivery();
-        let network = network.map_or_else(NetworkDoor::default, |network| {
-            network.door(&self.request, &self.subject, &chain, delivery)
-        });
+        let network = network
+            .map_or_else(NetworkDoor::default, |network| network.door(&self.request, &self.subject, &chain, delivery));
         let mut doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
         if !own_terminal {

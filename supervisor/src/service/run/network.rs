@@ -77,7 +77,7 @@ impl Network {
         delivery: Delivery,
     ) -> NetworkDoor {
         let policy = &request.policy;
-        let guard = Arc::new(Guard { containment: Containment::new(&policy.network), host_ports: self.host_ports });
+        let guard = Arc::new(Guard(Containment::new(&policy.network)));
         let routes = PolicyRoutes { admission: policy.admission.clone(), subject: subject.clone() };
         let parts = Parts {
             chain: Arc::clone(chain),
@@ -198,18 +198,11 @@ impl PolicyRoutes {
     }
 }
 
-/// Containment, as the world asks it: ports of the host that the run was granted are its to reach.
-struct Guard {
-    containment: Containment,
-    host_ports: Vec<u16>,
-}
+/// Containment, as the world asks it.
+struct Guard(Containment);
 
 impl AddressGuard for Guard {
     fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Answer> {
-        let granted = address.is_loopback() && host.parse() == Ok(address) && self.host_ports.contains(&port);
-        if granted {
-            return Ok(());
-        }
-        self.containment.check_at(host, SocketAddr::new(address, port)).map_err(|refusal| *refusal)
+        self.0.check_at(host, SocketAddr::new(address, port)).map_err(|refusal| *refusal)
     }
 }
