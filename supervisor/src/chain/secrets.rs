@@ -30,11 +30,11 @@ impl Secrets {
     }
 
     /// The secret that the effect must not carry as it does, with why; or the one that a person is asked about.
-    fn judge(&self, request: &http::Request) -> Result<Option<&Secret>, Answer> {
+    fn judge(&self, request: &http::Request) -> Result<Option<&Secret>, Box<Answer>> {
         let mut asked = None;
         for used in &request.secrets {
             let refused = |reason: String, hint: String| {
-                Err(Answer::refused(NAME, format!("http/request {}: {reason}", request.url()), hint))
+                Err(Box::new(Answer::refused(NAME, format!("http/request {}: {reason}", request.url()), hint)))
             };
             let Some(secret) = self.secrets.iter().find(|secret| secret.name == used.name) else {
                 return refused(format!("the secret {} is not this run's", used.name), String::new());
@@ -118,7 +118,7 @@ impl Handler for Secrets {
                     },
                 })
                 .run(effect),
-            Err(refusal) => Box::pin(std::future::ready(refusal)),
+            Err(refusal) => Box::pin(std::future::ready(*refusal)),
         }
     }
 }

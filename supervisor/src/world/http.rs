@@ -296,12 +296,17 @@ impl Exchange {
         if scrub.is_some() {
             // What is compressed cannot be looked through.
             parts.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+            // Nor what comes a few bytes a request. A server may answer whole to whoever asks for a part (RFC 9110,
+            // section 14.2), so a request without is one that the program must be ready for.
+            parts.headers.remove(header::RANGE);
+            parts.headers.remove(header::IF_RANGE);
             if upgrade.is_some() {
                 return Answer::refused(
                     "secrets",
                     format!(
-                        "`{}` may answer with a secret of the run's, and another protocol cannot be looked through",
-                        effect.origin()
+                        "`{}` may answer with {}, and another protocol cannot be looked through",
+                        effect.origin(),
+                        scrub.as_ref().map(Scrub::names).unwrap_or_default()
                     ),
                     "speak HTTP with it",
                 );
@@ -320,8 +325,9 @@ impl Exchange {
             _ if scrub.is_some() && is_encoded(response.headers()) => Answer::refused(
                 "secrets",
                 format!(
-                    "`{}` answered in an encoding that was not asked for and cannot be looked through for secrets",
-                    effect.origin()
+                    "`{}` answered in an encoding that was not asked for and cannot be looked through for {}",
+                    effect.origin(),
+                    scrub.as_ref().map(Scrub::names).unwrap_or_default()
                 ),
                 "let the server answer without Content-Encoding",
             ),

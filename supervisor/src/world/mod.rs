@@ -5,3 +5,4 @@ pub mod http;
 pub mod net;
 pub mod runs;
 pub mod secrets;
+pub mod words;

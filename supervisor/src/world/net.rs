@@ -3,6 +3,7 @@
 //! Only for an effect that the chain let through. Every address that a name leads to is looked at before it is dialled,
 //! and the one that was looked at is the one that is dialled, so a name server cannot change its mind in between.
 
+use super::words::{first_words, Speaks};
 use crate::{
     chain::{Answer, BoxFuture, World},
     effect::{net, Effect, Request},
@@ -12,7 +13,6 @@ use hickory_resolver::{
     net::runtime::TokioRuntimeProvider,
     TokioResolver,
 };
-use rustls::server::Acceptor;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -36,14 +36,14 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a name may take to be looked up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longer than any run.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// At most so many addresses of a name are tried.
 const MOST_ADDRESSES: usize = 8;
 
 /// The pieces in which a relayed connection is read.
 const PIECE: usize = 64 * 1024;
-
-/// The longest ClientHello that is waited for: a record's most content (RFC 8446, section 5.1) and its head.
-const LONGEST_HELLO: usize = 16 * 1024 + 5;
 
 /// Looks at every address before it is dialled.
 pub trait AddressGuard: Send + Sync {
@@ -52,7 +52,7 @@ pub trait AddressGuard: Send + Sync {
     /// # Errors
     ///
     /// The refusal, in the guard's own name.
-    fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Answer>;
+    fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Box<Answer>>;
 }
 
 /// The world outside, for one run.
@@ -85,7 +85,7 @@ impl Outside {
         };
         // All of them, before any is tried: a name that leads inside as well as outside is not to be trusted.
         for address in &addresses {
-            self.guard.check(host, port, *address)?;
+            self.guard.check(host, port, *address).map_err(|refusal| *refusal)?;
         }
         let mut last = None;
         for address in addresses.into_iter().take(MOST_ADDRESSES) {
@@ -114,8 +114,7 @@ impl Outside {
                 "check the name, and that the host itself can look it up",
             )
         };
-        let resolver =
-            self.resolver.get_or_try_init(|| async { resolver(self.server) }).await.map_err(|error| failed(error))?;
+        let resolver = self.resolver.get_or_try_init(|| async { resolver(self.server) }).await.map_err(failed)?;
         // With a dot at its end a name is whole: the host's search list is not tried with what the program asked for.
         match timeout(LOOKUP_TIMEOUT, resolver.lookup_ip(format!("{host}."))).await {
             Ok(Ok(found)) => Ok(found.iter().collect()),
@@ -163,16 +162,26 @@ pub(super) fn errno_of(error: &io::Error) -> &'static str {
     }
 }
 
+/// What a connection that passes as bytes may carry of HTTP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// Whatever comes: the policy says of the target that its bytes pass.
+    Pass,
+    /// None: the policy has rules for requests to the same target, and those must not be got round.
+    ByThemselves,
+}
+
 /// The world of one `net/connect`: the connection that waits, and what it leads to.
 pub struct Tunnel {
     outside: Arc<Outside>,
+    requests: Requests,
     inside: Mutex<Option<TcpStream>>,
 }
 
 impl Tunnel {
     /// For this connection of the program's.
-    pub fn new(outside: Arc<Outside>, inside: TcpStream) -> Tunnel {
-        Tunnel { outside, inside: Mutex::new(Some(inside)) }
+    pub fn new(outside: Arc<Outside>, inside: TcpStream, requests: Requests) -> Tunnel {
+        Tunnel { outside, requests, inside: Mutex::new(Some(inside)) }
     }
 
     /// The program's connection, if the world was not reached.
@@ -197,12 +206,16 @@ impl Tunnel {
         let mut named = None;
         let ended = {
             let up = async {
-                match first_words(&from_program).await {
-                    Words::Tls(Some(name)) if !name.trim_end_matches('.').eq_ignore_ascii_case(host) => {
+                // However late it comes: by then the connection is one whose bytes pass.
+                match first_words(from_program.as_ref(), FOREVER, FOREVER).await {
+                    Speaks::Tls(Some(name)) if !name.trim_end_matches('.').eq_ignore_ascii_case(host) => {
                         return Err(Ended::OtherName(name))
                     }
-                    Words::Tls(name) => named = Some(name),
-                    Words::Other => {}
+                    Speaks::Http | Speaks::Tls(_) if self.requests == Requests::ByThemselves => {
+                        return Err(Ended::LateRequest)
+                    }
+                    Speaks::Tls(name) => named = Some(name),
+                    Speaks::Http | Speaks::Other | Speaks::Nothing => {}
                 }
                 copy(from_program, to_server, &mut sent).await.map_err(|error| Ended::Broken(error.to_string()))
             };
@@ -223,6 +236,11 @@ impl Tunnel {
             Err(Ended::Broken(cause)) => {
                 Answer { reason: format!("broken off ({cause}); {counted}"), ..Answer::done(value, total) }
             }
+            Err(Ended::LateRequest) => Answer::refused(
+                "containment",
+                format!("a request came on the connection to `{host}` after it was taken for another protocol"),
+                "send the request as soon as the connection stands",
+            ),
             Err(Ended::OtherName(name)) => Answer::refused(
                 "containment",
                 format!("the connection is to `{host}`, and its TLS handshake names `{name}`"),
@@ -236,6 +254,7 @@ impl Tunnel {
 enum Ended {
     Broken(String),
     OtherName(String),
+    LateRequest,
 }
 
 impl World for Tunnel {
@@ -247,55 +266,6 @@ impl World for Tunnel {
             }
         })
     }
-}
-
-/// What a client says first.
-enum Words {
-    /// A TLS handshake, with the server name that it asks for.
-    Tls(Option<String>),
-    /// Anything else.
-    Other,
-}
-
-/// Looks at what the program says first, and leaves it there to be read. A handshake that is not whole within the
-/// longest that one can be is taken as one that names nobody.
-async fn first_words(stream: &OwnedReadHalf) -> Words {
-    let mut bytes = vec![0; LONGEST_HELLO];
-    let mut seen = 0;
-    loop {
-        let Ok(length @ 1..) = stream.as_ref().peek(&mut bytes).await else { return Words::Other };
-        // 22 is a handshake record (RFC 8446, section 5.1).
-        if bytes[0] != 22 {
-            return Words::Other;
-        }
-        if let Some(found) = server_name(&bytes[..length]) {
-            return found;
-        }
-        if length == bytes.len() {
-            return Words::Tls(None);
-        }
-        if length == seen {
-            // Peeking again would return at once with the same bytes.
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        seen = length;
-    }
-}
-
-fn server_name(mut bytes: &[u8]) -> Option<Words> {
-    let mut acceptor = Acceptor::default();
-    while !bytes.is_empty() {
-        acceptor.read_tls(&mut bytes).ok()?;
-        match acceptor.accept() {
-            Ok(Some(accepted)) => {
-                return Some(Words::Tls(accepted.client_hello().server_name().map(str::to_owned)));
-            }
-            Ok(None) => {}
-            // No handshake that rustls knows. It is passed on as it is, like everything that is not looked into.
-            Err(_unknown) => return Some(Words::Tls(None)),
-        }
-    }
-    None
 }
 
 async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &mut u64) -> io::Result<()> {

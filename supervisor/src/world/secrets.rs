@@ -149,6 +149,10 @@ impl Vault {
                 }
             }
             for (name, value) in &parts.headers {
+                // Names of headers are in lower case, as the placeholder is.
+                if name.as_str().contains(&held.placeholder) {
+                    note("header".to_owned());
+                }
                 let basic = (name == header::AUTHORIZATION).then(|| basic_pair(value)).flatten();
                 if contains(value.as_bytes(), &held.placeholder)
                     || basic.is_some_and(|it| it.contains(&held.placeholder))
@@ -320,7 +324,27 @@ fn unescaped(text: &str) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string()
+    percent_encoding::utf8_percent_encode(text, UNRESERVED).to_string()
+}
+
+/// All but what a URL leaves as it is (RFC 3986, section 2.3).
+const UNRESERVED: &percent_encoding::AsciiSet =
+    &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+
+/// With the five characters that HTML writes otherwise, each by this.
+fn entities(text: &str, write: impl Fn(char) -> String) -> String {
+    text.chars().map(|one| if "<>&\"'".contains(one) { write(one) } else { one.to_string() }).collect()
+}
+
+fn named_entity(one: char) -> String {
+    let name = match one {
+        '<' => "&lt;",
+        '>' => "&gt;",
+        '&' => "&amp;",
+        '"' => "&quot;",
+        _ => "&apos;",
+    };
+    name.to_owned()
 }
 
 /// The forms in which a value may come back: as it is, as JSON has it, in percent-encoding, hexadecimal, and Base64 of
@@ -328,12 +352,23 @@ fn escaped(text: &str) -> String {
 fn forms(value: &str) -> Vec<Vec<u8>> {
     let mut forms = vec![value.as_bytes().to_vec()];
     if let Ok(json) = serde_json::to_string(value) {
-        forms.push(json.trim_matches('"').as_bytes().to_vec());
+        let json = &json[1..json.len() - 1];
+        forms.push(json.as_bytes().to_vec());
+        forms.push(json.replace('/', "\\/").into_bytes());
     }
+    let units = || value.encode_utf16();
+    forms.push(units().map(|unit| format!("\\u{unit:04x}")).collect::<String>().into_bytes());
+    forms.push(units().map(|unit| format!("\\u{unit:04X}")).collect::<String>().into_bytes());
+    forms.push(entities(value, named_entity).into_bytes());
+    forms.push(entities(value, |one| format!("&#{};", u32::from(one))).into_bytes());
+    forms.push(entities(value, |one| format!("&#x{:x};", u32::from(one))).into_bytes());
+    forms.push(entities(value, |one| format!("&#x{:X};", u32::from(one))).into_bytes());
+    // What most libraries write: names for all but the apostrophe.
+    let usual = |one| if one == '\'' { "&#39;".to_owned() } else { named_entity(one) };
+    forms.push(entities(value, usual).replace("&quot;", "&#34;").into_bytes());
+    forms.push(entities(value, usual).into_bytes());
+    forms.push(entities(value, |one| if one == '\'' { "&#x27;".to_owned() } else { named_entity(one) }).into_bytes());
     let percent = |set| percent_encoding::utf8_percent_encode(value, set).to_string();
-    /// What a form or a component of a URL leaves as it is.
-    const UNRESERVED: &percent_encoding::AsciiSet =
-        &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
     for text in [percent(percent_encoding::NON_ALPHANUMERIC), percent(UNRESERVED)] {
         forms.push(text.replace("%20", "+").into_bytes());
         forms.push(text.to_ascii_lowercase().into_bytes());
@@ -376,6 +411,7 @@ pub struct Scrub {
     search: Arc<AhoCorasick>,
     /// What stands in the place of each form.
     placeholders: Arc<Vec<String>>,
+    names: Arc<str>,
     longest: usize,
     kept: Vec<u8>,
 }
@@ -397,7 +433,14 @@ impl Scrub {
             .match_kind(MatchKind::LeftmostLongest)
             .build(texts.iter().map(|text| &text[..]))
             .expect("a few short texts make an automaton");
-        Scrub { search: Arc::new(search), placeholders: Arc::new(placeholders), longest, kept: Vec::new() }
+        let names: Vec<String> = held.iter().map(|one| format!("the secret {}", one.name)).collect();
+        let names = names.join(", ").into();
+        Scrub { search: Arc::new(search), placeholders: Arc::new(placeholders), names, longest, kept: Vec::new() }
+    }
+
+    /// The secrets that it takes out, for people.
+    pub fn names(&self) -> &str {
+        &self.names
     }
 
     /// The headers without values.
@@ -536,7 +579,7 @@ mod tests {
     use hyper::http::Request as Message;
     use proptest::prelude::*;
 
-    const VALUE: &str = "zq9+secret/Value=42";
+    const VALUE: &str = "zq9+secret/V<al\"ue=4&'2";
 
     fn rule(from: SecretSource) -> Secret {
         Secret {
@@ -608,7 +651,7 @@ mod tests {
             parts.headers["authorization"],
             format!("Basic {}", base64::encode(format!("user:{VALUE}").as_bytes()))
         );
-        assert!(parts.uri.query().unwrap().ends_with("key=zq9%2Bsecret%2FValue%3D42"), "{}", parts.uri);
+        assert!(parts.uri.query().unwrap().ends_with("key=zq9%2Bsecret%2FV%3Cal%22ue%3D4%26%272"), "{}", parts.uri);
     }
 
     #[test]

@@ -16,8 +16,9 @@ use crate::{
     effect::{self, http::Scheme, net, Effect, Kind, RoomId, Subject},
     world::{
         http::{Clients, Delivery},
-        net::{reset, Outside, Tunnel},
+        net::{reset, Outside, Requests, Tunnel},
         secrets::Vault,
+        words::{first_words, Speaks},
     },
 };
 use authority::{Authority, OneHost};
@@ -57,6 +58,9 @@ const MAX_QUESTIONS: usize = 256;
 /// on which the server speaks first.
 const FIRST_WORDS: Duration = Duration::from_millis(300);
 
+/// The same where only requests may pass: somebody who opens a connection early has this long to use it.
+const SILENCE: Duration = Duration::from_secs(10);
+
 /// How long a program may take for its part of a TLS handshake, or for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -78,6 +82,8 @@ pub struct Target {
     pub port: u16,
     /// Whether it is a port of the host's own loopback that the run was granted.
     pub loopback: bool,
+    /// The name that the program's TLS handshake asks for, if there is one.
+    pub tls_name: Option<String>,
 }
 
 /// What a connection to a target may be, by the run's policies.
@@ -228,19 +234,23 @@ impl Door {
         }
         let target = self.target(to);
         let route = self.routes.route(&target.host, target.port);
-        let says = match route {
-            Route::Bytes => Says::Other,
-            Route::Requests => first_words(&stream, HEAD_TIMEOUT).await,
-            Route::Either => first_words(&stream, FIRST_WORDS).await,
+        let speaks = match route {
+            Route::Bytes => Speaks::Other,
+            Route::Requests => first_words(&stream, SILENCE, HEAD_TIMEOUT).await,
+            Route::Either => first_words(&stream, FIRST_WORDS, HEAD_TIMEOUT).await,
         };
-        match says {
-            Says::Nothing if route == Route::Requests => {}
-            Says::Other | Says::Nothing => self.bytes(stream, target).await,
-            Says::Http => {
+        match speaks {
+            // It waits for the server to speak, or for nothing: nobody said what it is for.
+            Speaks::Nothing if route == Route::Requests => self.bytes(stream, target, Requests::ByThemselves).await,
+            Speaks::Other | Speaks::Nothing => {
+                let requests = if route == Route::Either { Requests::ByThemselves } else { Requests::Pass };
+                self.bytes(stream, target, requests).await;
+            }
+            Speaks::Http => {
                 let line = Line::of(&stream);
                 self.requests(TokioIo::new(stream), target, Scheme::Http, line).await;
             }
-            Says::Tls => self.within_tls(stream, target).await,
+            Speaks::Tls(name) => self.within_tls(stream, Target { tls_name: name, ..target }).await,
         }
     }
 
@@ -248,7 +258,7 @@ impl Door {
         let address = to.ip().to_canonical();
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let host = names.name_of(address).map_or_else(|| address.to_string(), str::to_owned);
-        Target { host, port: to.port(), loopback: address.is_loopback() }
+        Target { host, port: to.port(), loopback: address.is_loopback(), tls_name: None }
     }
 
     fn effect(&self, request: net::Request, kind: Kind) -> Effect {
@@ -263,10 +273,10 @@ impl Door {
     }
 
     /// A connection that passes as bytes, if it may.
-    async fn bytes(&self, stream: TcpStream, target: Target) {
+    async fn bytes(&self, stream: TcpStream, target: Target, requests: Requests) {
         let request = net::Request::Connect { host: target.host, port: target.port, transport: net::Transport::Tcp };
         let effect = self.effect(request, Kind::NetConnect);
-        let tunnel = Tunnel::new(Arc::clone(&self.outside), stream);
+        let tunnel = Tunnel::new(Arc::clone(&self.outside), stream, requests);
         self.chain.perform(&effect, &tunnel).await;
         // Whoever said no: the connect itself has succeeded, so a reset is how a program is told.
         if let Some(stream) = tunnel.into_inside() {
@@ -289,9 +299,15 @@ impl Door {
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .preserve_header_case(true)
+            .auto_date_header(false)
             .max_headers(200)
             .half_close(true);
-        server.http2().timer(TokioTimer::new()).max_concurrent_streams(256).enable_connect_protocol();
+        server
+            .http2()
+            .auto_date_header(false)
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(256)
+            .enable_connect_protocol();
         if let Err(error) = server.serve_connection_with_upgrades(stream, service).await {
             tracing::debug!(%error, host = target.host, "a connection ended early");
         }
@@ -480,66 +496,6 @@ impl World for Always {
     }
 }
 
-/// What a program says first on a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Says {
-    /// A TLS handshake.
-    Tls,
-    /// A request's first line.
-    Http,
-    /// Anything else.
-    Other,
-    /// Nothing, in the time that it has.
-    Nothing,
-}
-
-/// The longest method that is told from other protocols' words, with a space and a character of the target after it.
-const MOST_METHOD: usize = 26;
-
-/// Looks at what the program says first, and leaves it there.
-async fn first_words(stream: &TcpStream, most: Duration) -> Says {
-    let mut bytes = [0; MOST_METHOD + 2];
-    let looking = async {
-        let mut seen = 0;
-        loop {
-            match stream.peek(&mut bytes).await {
-                Ok(0) | Err(_) => return Says::Nothing,
-                Ok(length) => {
-                    if let Some(says) = says(&bytes[..length]) {
-                        return says;
-                    }
-                    if length == seen {
-                        // The rest of the line is on its way; peeking again would return at once.
-                        tokio::time::sleep(Duration::from_millis(2)).await;
-                    }
-                    seen = length;
-                }
-            }
-        }
-    };
-    timeout(most, looking).await.unwrap_or(Says::Nothing)
-}
-
-/// What the first bytes say; none where there are too few to tell.
-fn says(bytes: &[u8]) -> Option<Says> {
-    // 22 is a handshake record (RFC 8446, section 5.1).
-    match bytes.first()? {
-        22 => return Some(Says::Tls),
-        b'A'..=b'Z' => {}
-        _ => return Some(Says::Other),
-    }
-    let method = bytes.iter().take_while(|byte| byte.is_ascii_uppercase() || **byte == b'-').count();
-    match (bytes.get(method), bytes.get(method + 1)) {
-        (None, _) if method <= MOST_METHOD => None,
-        (Some(b' '), None) => None,
-        // A path, `*`, or the scheme of a whole URL.
-        (Some(b' '), Some(b'/' | b'*' | b'h' | b'H')) => Some(Says::Http),
-        // CONNECT has a host.
-        (Some(b' '), Some(_)) if bytes.starts_with(b"CONNECT ") => Some(Says::Http),
-        _ => Some(Says::Other),
-    }
-}
-
 /// Where the program connected to, before the jail's kernel sent the connection to its listener: what connection
 /// tracking remembers (`SO_ORIGINAL_DST`, linux/netfilter_ipv4.h), or where no redirect was in between, the address
 /// that was connected to.
@@ -562,30 +518,4 @@ fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
         IpAddr::V6(_) => six(),
     };
     Some(remembered.unwrap_or(local))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_bytes_say_what_a_connection_speaks() {
-        for (bytes, wanted) in [
-            (&b"GET / HTTP/1.1"[..], Some(Says::Http)),
-            (b"PRI * HTTP/2.0", Some(Says::Http)),
-            (b"M-SEARCH * HTTP/1.1", Some(Says::Http)),
-            (b"CONNECT a.test:443 HTTP/1.1", Some(Says::Http)),
-            (b"GET http://a.test/ HTTP/1.1", Some(Says::Http)),
-            (b"GE", None),
-            (b"GET ", None),
-            (b"\x16\x03\x01", Some(Says::Tls)),
-            (b"SSH-2.0-OpenSSH", Some(Says::Other)),
-            (b"EHLO me", Some(Says::Other)),
-            (b"\0\0\0\x08", Some(Says::Other)),
-            (b"ABCDEFGHIJKLMNOPQRSTUVWXYZAB", Some(Says::Other)),
-            (b"", None),
-        ] {
-            assert_eq!(says(bytes), wanted, "{:?}", String::from_utf8_lossy(bytes));
-        }
-    }
 }

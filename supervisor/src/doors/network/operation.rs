@@ -43,6 +43,30 @@ pub fn may_be_graphql(content_type: &str) -> bool {
         .any(|one| kind.eq_ignore_ascii_case(one))
 }
 
+/// The operation of a request that may be GraphQL: the strongest of what its target and its content say, since servers
+/// differ in which of them they take.
+pub fn of_graphql(query: Option<&str>, content_type: &str, body: Option<&[u8]>) -> Option<&'static str> {
+    let of_body = body.and_then(|body| of_body(content_type, body));
+    let documents: Vec<String> = query
+        .unwrap_or_default()
+        .split('&')
+        .filter_map(|part| part.split_once('='))
+        .filter(|(name, _)| unescaped(name) == "query")
+        .map(|(_, value)| unescaped(value))
+        .collect();
+    let in_target = |text: &String| match (of_document(text), of_body) {
+        (None, Some(_)) => Some(UNKNOWN),
+        // Many addresses that have nothing to do with GraphQL have a parameter of this name.
+        (known, _) => known,
+    };
+    documents.iter().map(in_target).chain([of_body]).flatten().max_by_key(|one| strength(one))
+}
+
+fn unescaped(text: &str) -> String {
+    let spaced = text.replace('+', " ");
+    percent_encoding::percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
+}
+
 /// The operation of a body: what a GraphQL document or a batch of them does at most. None for what is no GraphQL.
 pub fn of_body(content_type: &str, body: &[u8]) -> Option<&'static str> {
     let kind = content_type.split(';').next().unwrap_or_default().trim();
@@ -164,6 +188,19 @@ mod tests {
         assert_eq!(of_body("application/graphql", b"\xff"), Some("graphql/unknown"));
         // "# mutation" in a comment or a string is none.
         assert_eq!(json(r#"{"query":"{ a(b: \"mutation\") }"}"#), Some("graphql/query"));
+    }
+
+    #[test]
+    fn the_target_and_the_content_are_both_looked_at() {
+        let json = "application/json";
+        let query = Some(&br#"{"query":"{a}"}"#[..]);
+        assert_eq!(of_graphql(Some("query=mutation%20%7Bb%7D"), json, query), Some("graphql/mutation"));
+        assert_eq!(of_graphql(Some("%71uery=mutation+{b}"), json, query), Some("graphql/mutation"));
+        assert_eq!(of_graphql(Some("query={a}&query=mutation{b}"), "", None), Some("graphql/mutation"));
+        assert_eq!(of_graphql(Some("query=%7B"), json, query), Some("graphql/unknown"));
+        assert_eq!(of_graphql(Some("query={a}"), "", None), Some("graphql/query"));
+        assert_eq!(of_graphql(Some("query=how+to+tie+a+knot"), "", None), None);
+        assert_eq!(of_graphql(Some("q={a}"), "", None), None);
     }
 
     #[test]

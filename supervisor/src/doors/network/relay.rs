@@ -119,8 +119,9 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
         (Some(body), _) if body.is_end_stream() && held.bytes == 0 => effect::http::Body::Empty,
         (Some(_), _) => effect::http::Body::Streamed { announced },
     };
-    if readable && rest.is_none() {
-        operation = operation::of_body(&content_type, &held.joined());
+    if operation.is_none() {
+        let body = (readable && rest.is_none()).then(|| held.joined());
+        operation = operation::of_graphql(parts.uri.query(), &content_type, body.as_deref());
     }
     let content = rest.is_none().then(|| Bytes::from(held.joined()));
     let secrets = door.vault.uses(&parts, content.as_deref());
@@ -180,9 +181,22 @@ fn authority(target: &Target, scheme: Scheme) -> String {
 fn objection(target: &Target, scheme: Scheme, request: &Request<Incoming>) -> Option<Answer> {
     let refused = |reason: String, hint: &str| Some(Answer::refused("containment", reason, hint));
     if request.method() == Method::CONNECT {
+        let wanted = request.uri().to_string();
         return refused(
-            format!("CONNECT asks `{}` to be a proxy, and a run's requests go through none", target.host),
+            format!(
+                "CONNECT asks `{}` to be a proxy to `{}`, and a run's requests go through none",
+                target.host,
+                wanted.escape_debug()
+            ),
             "connect to the server itself; no proxy setting is needed in a run",
+        );
+    }
+    let said = target.tls_name.as_deref();
+    if let Some(name) = said.filter(|name| canonical_host(name).as_deref() != Some(&*target.host)) {
+        let shown = name.escape_debug();
+        return refused(
+            format!("the connection is to `{}`, and its TLS handshake names `{shown}`", target.host),
+            "connect to the host that the request is for",
         );
     }
     let mut named: Vec<String> = Vec::new();

@@ -55,6 +55,12 @@ impl Network {
         let host_ports = policy.network.host_ports.clone();
         let opened = Vault::open(&policy.network.secrets, &run.request.environment);
         let (vault, absent) = opened.map_err(|error| error.to_string())?;
+        if !vault.is_empty() {
+            // No process of the same user may trace this one from now on, and no core dump holds what it knows
+            // (prctl(2), PR_SET_DUMPABLE).
+            let forbidden = nix::sys::prctl::set_dumpable(false);
+            forbidden.map_err(|errno| format!("the run's secrets cannot be kept from other processes: {errno}"))?;
+        }
         Ok(Some(Network { authority: Arc::new(authority), host_ports, ports, vault: Arc::new(vault), absent }))
     }
 
@@ -202,7 +208,7 @@ impl PolicyRoutes {
 struct Guard(Containment);
 
 impl AddressGuard for Guard {
-    fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Answer> {
-        self.0.check_at(host, SocketAddr::new(address, port)).map_err(|refusal| *refusal)
+    fn check(&self, host: &str, port: u16, address: IpAddr) -> Result<(), Box<Answer>> {
+        self.0.check_at(host, SocketAddr::new(address, port))
     }
 }
