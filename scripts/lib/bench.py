@@ -5,10 +5,12 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 
 ROOT, TARGET, SCRATCH = (pathlib.Path(path) for path in sys.argv[1:4])
@@ -283,6 +285,97 @@ def door():
             f"{ratio:.2f}", "≤ 2.0", len(ours))
 
 
+def network():
+    """Requests and downloads through the network door, against the same client without it, and against mitmproxy."""
+    work = folder("network")
+    program = work / "network"
+    shutil.copy(TARGET / "release/examples/network", program)
+    port, tls_port, proxy_port = 18180, 18543, 18181
+    server = subprocess.Popen([str(program), "serve", str(port), str(tls_port), str(work)])
+    authority = work / "authority.pem"
+    proxy = mitmproxy(port, proxy_port)
+    try:
+        while not authority.exists():
+            time.sleep(0.05)
+        trusting = {**os.environ, "SSL_CERT_FILE": str(authority)}
+        hosts = "api.test"
+        resolver = stub_resolver()
+        flags = ["--allow", f"{hosts}:{port}", "--allow", f"{hosts}:{tls_port}", "--private", f"{hosts}=127.0.0.1",
+                 "--resolver", f"127.0.0.1:{resolver}", "--egress-bytes", "unlimited", "--record"]
+
+        def ask(how, scheme, at, path, count, through):
+            if through:
+                command = jailed("./network", "ask", how, f"{scheme}://{hosts}:{at}{path}", str(count), flags=flags)
+            else:
+                command = [str(program), "ask", how, f"{scheme}://127.0.0.1:{at}{path}", str(count)]
+            return json.loads(quiet(command, work, env=trusting).splitlines()[-1])
+
+        def side(how, scheme, at, path, count, through, key):
+            return lambda: ask(how, scheme, at, path, count, through)[key] / 1000
+
+        for what, how, scheme, at, path, count, key, target in (
+            ("one request after the other, recorded", "requests", "http", port, "/small", 2000, "median_us", "≤ 1.5"),
+            ("2,000 requests, eight at a time, recorded", "together", "http", port, "/small", 2000, "whole_us", "≤ 1.5"),
+            ("a connection and a request on it, recorded", "connections", "http", port, "/small", 300, "median_us", ""),
+            ("a download of 1 GiB, hashed and counted", "download", "http", port, "/large/1024", 1,
+             "whole_us", "≤ 1.3"),
+        ):
+            ours, theirs = in_turns(5, 1, side(how, scheme, at, path, count, True, key),
+                                    side(how, scheme, at, path, count, False, key))
+            compare(f"{what}, against direct", ours, theirs, target)
+            if proxy and how in ("requests", "together"):
+                ours, theirs = in_turns(3, 1, side(how, scheme, at, path, count, True, key),
+                                        side(how, scheme, proxy_port, path, count, False, key))
+                compare(f"{what}, against mitmproxy writing its flows", ours, theirs, "≤ 0.1")
+    finally:
+        for process in (server, proxy):
+            if process:
+                process.kill()
+                process.wait()
+
+
+def stub_resolver():
+    """A name server on the loopback that answers every question for an IPv4 address with the loopback's."""
+    socket_ = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    socket_.bind(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            packet, whom = socket_.recvfrom(4096)
+            end = packet.index(0, 12) + 5
+            kind = packet[end - 4:end - 2]
+            answers = b"\xc0\x0c\0\1\0\1\0\0\0\x3c\0\4\x7f\0\0\1" if kind == b"\0\1" else b""
+            head = packet[:2] + b"\x81\x80\0\1" + (b"\0\1" if answers else b"\0\0") + b"\0\0\0\0"
+            socket_.sendto(head + packet[12:end] + answers, whom)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return socket_.getsockname()[1]
+
+
+def mitmproxy(port, proxy_port):
+    """mitmproxy before the server, writing what passes to a file; none where it cannot be had."""
+    tool = shutil.which("mitmdump") or str(TARGET / "mitmproxy/bin/mitmdump")
+    if not pathlib.Path(tool).exists():
+        venv = TARGET / "mitmproxy"
+        made = subprocess.run([PYTHON, "-m", "venv", str(venv)], capture_output=True)
+        got = made.returncode == 0 and subprocess.run([str(venv / "bin/pip"), "install", "-q", "mitmproxy"],
+                                                      capture_output=True).returncode == 0
+        if not got:
+            say("mitmproxy cannot be installed; left out")
+            return None
+    flows = SCRATCH / "flows"
+    process = subprocess.Popen([tool, "--mode", f"reverse:http://127.0.0.1:{port}", "-p", str(proxy_port), "-q", "-w",
+                                str(flows)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", proxy_port)) == 0:
+                return process
+        time.sleep(0.1)
+    process.kill()
+    say("mitmproxy does not start; left out")
+    return None
+
+
 def machine():
     def first(path, pattern):
         match = re.search(pattern, pathlib.Path(path).read_text(), re.MULTILINE)
@@ -297,7 +390,7 @@ def machine():
           f"{quiet(['bwrap', '--version'], '/').strip()}, Tollgate {commit.stdout.strip() or 'of no repository'}.")
 
 
-PARTS = {part.__name__: part for part in (start, suite, large, alive, receipts, files, opens, door)}
+PARTS = {part.__name__: part for part in (start, suite, large, alive, receipts, files, opens, door, network)}
 
 
 def main():

@@ -5,6 +5,7 @@
 
 pub mod judge;
 pub mod observe;
+pub mod origin;
 pub mod switches;
 pub mod terminal;
 pub mod world;

@@ -7,6 +7,7 @@
 use super::{
     net::Outside,
     secrets::{Scrub, Scrubbed, Vault},
+    unpack::{Coding, Unpacked},
 };
 use crate::{
     chain::{Answer, BoxFuture, World},
@@ -322,7 +323,7 @@ impl Exchange {
             Err(error) => return not_answered(&error),
         };
         match self.delivery {
-            _ if scrub.is_some() && is_encoded(response.headers()) => Answer::refused(
+            _ if scrub.is_some() && codings(response.headers()).is_none() => Answer::refused(
                 "secrets",
                 format!(
                     "`{}` answered in an encoding that was not asked for and cannot be looked through for {}",
@@ -444,9 +445,16 @@ fn answer(
     }
 }
 
-/// Whether the content is in an encoding (RFC 9110, section 8.4).
-fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.get_all(header::CONTENT_ENCODING).iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"))
+/// The codings that the content has (RFC 9110, section 8.4), or none where there is one that cannot be undone.
+fn codings(headers: &HeaderMap) -> Option<Vec<Coding>> {
+    let mut codings = Vec::new();
+    for value in headers.get_all(header::CONTENT_ENCODING) {
+        for name in value.to_str().ok()?.split(',').filter(|name| !name.trim().eq_ignore_ascii_case("identity")) {
+            codings.push(Coding::named(name)?);
+        }
+    }
+    // Nobody packs twice but to hide something.
+    (codings.len() <= 1).then_some(codings)
 }
 
 /// An answer without what is about its connection, and without the values of secrets.
@@ -459,7 +467,13 @@ fn cleaned(response: Response<Incoming>, scrub: Option<Scrub>) -> (hyper::http::
     if !body.is_end_stream() {
         parts.headers.remove(header::CONTENT_LENGTH);
     }
-    (parts, Scrubbed::new(body.map_err(BodyError::from), scrub).boxed_unsync())
+    let body = body.map_err(BodyError::from);
+    let coding = codings(&parts.headers).and_then(|codings| codings.first().copied());
+    if let Some(coding) = coding {
+        parts.headers.remove(header::CONTENT_ENCODING);
+        return (parts, Scrubbed::new(Unpacked::new(body, coding), scrub).boxed_unsync());
+    }
+    (parts, Scrubbed::new(body, scrub).boxed_unsync())
 }
 
 async fn hold(method: &str, response: Response<Incoming>, sent: &Counter, scrub: Option<Scrub>) -> Answer {

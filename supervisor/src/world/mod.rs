@@ -5,4 +5,5 @@ pub mod http;
 pub mod net;
 pub mod runs;
 pub mod secrets;
+pub mod unpack;
 pub mod words;

@@ -26,7 +26,7 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
         TcpStream,
     },
-    sync::OnceCell,
+    sync::{watch, OnceCell},
     time::timeout,
 };
 
@@ -35,6 +35,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a name may take to be looked up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a server may take to close its side of a connection whose run is over.
+const LAST_WORDS: Duration = Duration::from_millis(300);
 
 /// Longer than any run.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -175,18 +178,29 @@ pub enum Requests {
 pub struct Tunnel {
     outside: Arc<Outside>,
     requests: Requests,
+    /// Says when the run is over.
+    over: watch::Receiver<bool>,
     inside: Mutex<Option<TcpStream>>,
 }
 
 impl Tunnel {
     /// For this connection of the program's.
-    pub fn new(outside: Arc<Outside>, inside: TcpStream, requests: Requests) -> Tunnel {
-        Tunnel { outside, requests, inside: Mutex::new(Some(inside)) }
+    pub fn new(outside: Arc<Outside>, inside: TcpStream, requests: Requests, over: watch::Receiver<bool>) -> Tunnel {
+        Tunnel { outside, requests, over, inside: Mutex::new(Some(inside)) }
     }
 
     /// The program's connection, if the world was not reached.
     pub fn into_inside(self) -> Option<TcpStream> {
         self.inside.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is ready a moment after the run is over, in which a server may close its side.
+    async fn run_over(&self) -> Result<(), Ended> {
+        let mut over = self.over.clone();
+        // The sender going away means the same.
+        let _ = over.wait_for(|over| *over).await;
+        tokio::time::sleep(LAST_WORDS).await;
+        Err(Ended::RunOver)
     }
 
     async fn relay(&self, host: &str, port: u16) -> Answer {
@@ -221,7 +235,10 @@ impl Tunnel {
             };
             let down =
                 async { copy(from_server, to_program, &mut received).await.map_err(|e| Ended::Broken(e.to_string())) };
-            tokio::try_join!(up, down).map(|_| ())
+            tokio::select! {
+                ended = async { tokio::try_join!(up, down).map(|_| ()) } => ended,
+                ended = self.run_over() => ended,
+            }
         };
         let total = sent + received;
         let tls = match &named {
@@ -233,6 +250,9 @@ impl Tunnel {
         let value = serde_json::json!({ "sent": sent, "received": received });
         match ended {
             Ok(()) => Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) },
+            Err(Ended::RunOver) => {
+                Answer { reason: format!("closed as the run ended; {counted}"), ..Answer::done(value, total) }
+            }
             Err(Ended::Broken(cause)) => {
                 Answer { reason: format!("broken off ({cause}); {counted}"), ..Answer::done(value, total) }
             }
@@ -255,6 +275,7 @@ enum Ended {
     Broken(String),
     OtherName(String),
     LateRequest,
+    RunOver,
 }
 
 impl World for Tunnel {

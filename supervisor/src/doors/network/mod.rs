@@ -141,6 +141,8 @@ pub struct Door {
     /// The TLS settings of each host's server.
     servers: Mutex<HashMap<String, Arc<ServerConfig>>>,
     tasks: Mutex<JoinSet<()>>,
+    /// Says when the run is over.
+    over: watch::Receiver<bool>,
 }
 
 /// Serves a jail's sockets until `shutdown` is ready; then what is under way has [`GRACE`] to end.
@@ -155,6 +157,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let Parts { chain, subject, room, outside, authority, routes, delivery, vault } = parts;
+    let (end, over) = watch::channel(false);
     let door = Arc::new(Door {
         chain,
         subject,
@@ -169,21 +172,21 @@ pub async fn serve(
         deciding: Mutex::default(),
         servers: Mutex::default(),
         tasks: Mutex::default(),
+        over,
     });
     questions.set_nonblocking(true)?;
     let questions = Arc::new(UdpSocket::from_std(questions)?);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
-        accepting.spawn(accept(Arc::clone(&door), listener, Arc::clone(&slots), stopped.clone()));
+        accepting.spawn(accept(Arc::clone(&door), listener, Arc::clone(&slots)));
     }
     accepting.spawn(answer_questions(Arc::clone(&door), questions));
     shutdown.await;
     accepting.shutdown().await;
-    drop(stop);
+    let _ = end.send(true);
     // The program is gone, so its side of each connection is closed and what is under way ends by itself; what does not
     // is ended here, and its receipts say so.
     let mut tasks = std::mem::take(&mut *door.tasks.lock().unwrap_or_else(PoisonError::into_inner));
@@ -192,7 +195,7 @@ pub async fn serve(
     Ok(())
 }
 
-async fn accept(door: Arc<Door>, listener: TcpListener, slots: Arc<Semaphore>, stopped: watch::Receiver<()>) {
+async fn accept(door: Arc<Door>, listener: TcpListener, slots: Arc<Semaphore>) {
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         let stream = match listener.accept().await {
@@ -204,13 +207,10 @@ async fn accept(door: Arc<Door>, listener: TcpListener, slots: Arc<Semaphore>, s
                 continue;
             }
         };
-        let (door, mut stopped) = (Arc::clone(&door), stopped.clone());
-        Arc::clone(&door).spawn(async move {
+        let serving = Arc::clone(&door);
+        door.spawn(async move {
             let _slot = slot;
-            tokio::select! {
-                () = door.connection(stream) => {}
-                _ = stopped.changed() => {}
-            }
+            serving.connection(stream).await;
         });
     }
 }
@@ -276,7 +276,7 @@ impl Door {
     async fn bytes(&self, stream: TcpStream, target: Target, requests: Requests) {
         let request = net::Request::Connect { host: target.host, port: target.port, transport: net::Transport::Tcp };
         let effect = self.effect(request, Kind::NetConnect);
-        let tunnel = Tunnel::new(Arc::clone(&self.outside), stream, requests);
+        let tunnel = Tunnel::new(Arc::clone(&self.outside), stream, requests, self.over.clone());
         self.chain.perform(&effect, &tunnel).await;
         // Whoever said no: the connect itself has succeeded, so a reset is how a program is told.
         if let Some(stream) = tunnel.into_inside() {

@@ -353,7 +353,10 @@ fn from_data(answer: &Answer, status: StatusCode, body_of_head: bool) -> Result<
         false if trailers.is_empty() => vec![Ok(Frame::data(bytes))],
         false => vec![Ok(Frame::data(bytes)), Ok(Frame::trailers(trailers.clone()))],
     };
-    let body: Reply = match (body_of_head, whole, answer.cut || !trailers.is_empty()) {
+    // An answer that came without its length goes without it.
+    let without_length =
+        answer.value.get("headers").is_some_and(|fields| !names(fields, "content-length")) && !answer.injected;
+    let body: Reply = match (body_of_head, whole, answer.cut || without_length || !trailers.is_empty()) {
         (true, ..) | (false, 0, false) => Empty::new().map_err(|never| match never {}).boxed_unsync(),
         (false, _, true) => StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync(),
         (false, _, false) => Full::new(Bytes::from(answer.body.clone().unwrap_or_default()))
@@ -366,10 +369,16 @@ fn from_data(answer: &Answer, status: StatusCode, body_of_head: bool) -> Result<
     response.headers_mut().remove(header::TRANSFER_ENCODING);
     response.headers_mut().remove(header::CONNECTION);
     // A fault may have made the body shorter; a body that breaks off announces what never comes.
-    if !body_of_head && trailers.is_empty() && answer.body.is_some() {
+    if !body_of_head && trailers.is_empty() && !without_length && answer.body.is_some() {
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(whole as u64));
     }
     Ok(response)
+}
+
+/// Whether a field of this name is among them.
+fn names(fields: &serde_json::Value, name: &str) -> bool {
+    let fields = fields.as_array().into_iter().flatten();
+    fields.filter_map(|field| field.get(0)?.as_str()).any(|known| known.eq_ignore_ascii_case(name))
 }
 
 fn add_fields(headers: &mut hyper::HeaderMap, fields: Option<&serde_json::Value>) {

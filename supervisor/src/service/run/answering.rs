@@ -3,6 +3,7 @@
 use super::{super::files::LateFiles, Apply, RunRequest};
 use crate::{
     chain::{
+        admission::{HostPattern, Kinds, Listed, Origin, Paths, Rule, Target, Verdict},
         faults::{FaultRule, Faults},
         record::Record,
         recording::{self, Applied, End, Head, Recording, Writer},
@@ -11,7 +12,7 @@ use crate::{
         World,
     },
     doors::program,
-    effect::{path::escape, Digest, Kind, RunId},
+    effect::{http, net, path::escape, Digest, Door, Kind, Request, RunId},
     ledger::Ledger,
     policy::Policy,
     world::http::Delivery,
@@ -100,6 +101,37 @@ impl Answering {
         }
         modes.extend(self.modes);
         Answering { modes, ..self }
+    }
+
+    /// The policy of a replay: what was reached over the network when it was recorded is admitted as far as the
+    /// recording, which answers it. Nothing of it reaches the world.
+    pub(super) fn reaching_what_was_recorded(&self, mut policy: Policy) -> Policy {
+        let entries = self.replayed().map(|recording| recording.entries.as_slice()).unwrap_or_default();
+        let hosts =
+            entries.iter().filter(|entry| entry.door == Door::Network).filter_map(|entry| match &entry.request {
+                Request::Http(http::Request { host, .. }) | Request::Net(net::Request::Connect { host, .. }) => {
+                    HostPattern::parse(host).ok()
+                }
+                _ => None,
+            });
+        let mut hosts: Vec<HostPattern> = hosts.collect();
+        hosts.sort();
+        hosts.dedup();
+        if !hosts.is_empty() {
+            let rule = Rule {
+                verdict: Verdict::Allow,
+                kinds: Kinds::Only(vec![Kind::HttpRequest, Kind::NetConnect]),
+                paths: Paths::Any,
+                target: Target { hosts: Some(Listed::new(hosts)), ..Target::default() },
+                origin: Origin {
+                    file: "the recording".to_owned(),
+                    line: 0,
+                    text: "allow what was reached when it was recorded, to be answered from it".to_owned(),
+                },
+            };
+            policy.admission = policy.admission.with_rules(&policy.name.clone(), vec![rule]);
+        }
+        policy
     }
 
     /// How answers to requests reach the program: whole where a fault may still change them.

@@ -242,7 +242,9 @@ pub fn run(ledger: &Ledger, request: RunRequest, streams: Streams) -> Result<Run
     let since_ns = request.resumes.as_ref().and_then(|resumes| resumes.since_ns).unwrap_or_else(now_coarse_ns);
     let deferred = Deferred::new(request.notice);
     let linked = worktree::linked(&request.workspace, request.caller.uid);
-    let request = RunRequest { answering: request.answering.clone().under(&request.policy), ..request };
+    let answering = request.answering.clone().under(&request.policy);
+    let policy = answering.reaching_what_was_recorded(request.policy.clone());
+    let request = RunRequest { answering, policy, ..request };
     let mut run = Run {
         ledger,
         id,
