@@ -41,6 +41,14 @@ missing_packages() {
             venv) /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv ;;
             bwrap) command -v bwrap >/dev/null || echo bubblewrap ;;
             git) command -v git >/dev/null || echo git ;;
+            curl | wget | openssl | npm | busybox) command -v "$need" >/dev/null || case $need in busybox) echo busybox-static ;; *) echo "$need" ;; esac ;;
+            node) command -v node >/dev/null || echo nodejs ;;
+            java) command -v java >/dev/null || echo default-jdk-headless ;;
+            ssh) command -v ssh >/dev/null || echo openssh-client ;;
+            sshd) [ -x /usr/sbin/sshd ] || echo openssh-server ;;
+            psql) command -v psql >/dev/null || echo postgresql-client ;;
+            postgres) compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql ;;
+            go) command -v go >/dev/null || echo golang-go ;;
             certificates) [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates ;;
             *) fail "the scripts do not know how to install $need" ;;
         esac
