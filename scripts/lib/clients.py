@@ -17,6 +17,8 @@ REFUSED = "denied.test"
 RESET = (r"reset|ECONNRESET|EOF|[Cc]onnection (was )?(aborted|closed|refused|broken)|disconnected|ended unexpectedly|"
          r"terminated|other side closed|error getting response|[Rr]ecv failure|closed the connection|socket hang up|"
          r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed")
+# How a client may tell of the status 429; a body that merely speaks of it is none.
+LIMITED = (r"(?m)^429\b|HTTP\S* 429|[Ee]rror:? 429|429 Client Error|E429|429 Too Many")
 
 
 @dataclasses.dataclass
@@ -41,8 +43,8 @@ class Client:
     retries: bool = False
     # Why it cannot be tried here, if it cannot.
     missing: str = ""
-    # Whether the bytes that it sends are the same each time.
-    replayable: bool = True
+    # Whether it shows the headers of what it got, or Retry-After at least.
+    shows_headers: bool = False
 
 
 def clients(laboratory):
@@ -58,7 +60,8 @@ def clients(laboratory):
         host = re.sub(r"^https?://|:\d+$", "", base)
         # pip itself takes an index without TLS only where it is told to trust it.
         trusted = ["--trusted-host", host] if url.startswith("http:") else []
-        return [python, "-B", "-m", "pip", "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
+        # Without -v it keeps to itself why an index was of no use.
+        return [python, "-B", "-m", "pip", "-v", "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
                 "greeting"]
 
     def npm(url, _work):
@@ -72,8 +75,7 @@ def clients(laboratory):
                                          '[dependencies]\ngreeting = { version = "1", registry = "here" }\n')
         (work / ".cargo").mkdir()
         (work / ".cargo/config.toml").write_text(f'[registries.here]\nindex = "sparse+{url}"\n')
-        program = f"{laboratory.sysroot()}/bin/cargo"
-        return ["sh", "-c", f'{program} fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"']
+        return ["sh", "-c", f'PATH={laboratory.sysroot()}/bin:$PATH; cargo fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"']
 
     def git(url, _work):
         return ["sh", "-c", f"git clone -q {url} copy && cat copy/greeting"]
@@ -104,27 +106,27 @@ def clients(laboratory):
     sysroot = laboratory.sysroot()
     have_go = (tools / "hello-go").exists()
     all_of_them = [
-        Client("curl", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", url]),
-        Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url], sort="https", server="http2"),
-        Client("wget", lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url]),
-        Client("Python urllib", library("urllib", PYTHON)),
-        Client("Python strict", library("strict", PYTHON), sort="https"),
-        Client("Python requests", library("requests")),
-        Client("Python httpx", library("httpx")),
-        Client("Python httpx, h2", library("httpx2"), sort="https", server="http2"),
-        Client("Python aiohttp", library("aiohttp")),
-        Client("Node fetch", lambda url, _: ["node", str(tools / "hello.js"), "fetch", url]),
-        Client("Node http, https", lambda url, _: ["node", str(tools / "hello.js"), "get", url]),
-        Client("Java HttpClient", lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url]),
-        Client("Go, static", lambda url, _: [str(tools / "hello-go"), url], missing="" if have_go else "not built"),
+        Client("curl", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", url], shows_headers=True),
+        Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url], sort="https", server="http2", shows_headers=True),
+        Client("wget", lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url], shows_headers=True),
+        Client("Python urllib", library("urllib", PYTHON), shows_headers=True),
+        Client("Python strict", library("strict", PYTHON), sort="https", shows_headers=True),
+        Client("Python requests", library("requests"), shows_headers=True),
+        Client("Python httpx", library("httpx"), shows_headers=True),
+        Client("Python httpx, h2", library("httpx2"), sort="https", server="http2", shows_headers=True),
+        Client("Python aiohttp", library("aiohttp"), shows_headers=True),
+        Client("Node fetch", lambda url, _: ["node", str(tools / "hello.js"), "fetch", url], shows_headers=True),
+        Client("Node http, https", lambda url, _: ["node", str(tools / "hello.js"), "get", url], shows_headers=True),
+        Client("Java HttpClient", lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url], shows_headers=True),
+        Client("Go, static", lambda url, _: [str(tools / "hello-go"), url], missing="" if have_go else "not built",
+               shows_headers=True),
         Client("busybox wget, static", lambda url, _: ["busybox", "wget", "-q", "-O", "-", url], sort="http"),
         Client("git, https", git, path="/git/greeting.git", host="git.test", requests=None),
-        Client("pip", pip, greeting="Saved ./greeting-1.0", path="/simple/", host="registry.test", requests=2,
-               retries=True),
+        Client("pip", pip, greeting="Saved ./greeting-1.0", path="/simple/", host="registry.test", requests=2),
         Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True),
         Client("cargo", cargo, path="/cargo/", host="registry.test", requests=None, retries=True,
                missing="" if sysroot else "no Rust toolchain"),
-        Client("git, ssh", git_ssh, sort="stream", host="git.test", server="ssh", replayable=False),
+        Client("git, ssh", git_ssh, sort="stream", host="git.test", server="ssh"),
         Client("psql", psql, sort="stream", host="db.test", server="postgres"),
         Client("lines over TCP", lines, sort="stream", host="db.test", server="echo"),
     ]
@@ -170,7 +172,7 @@ class Table:
         receipts = run.of(kind)
         if run.status != 0:
             return f"status {run.status}: {last_words(run)}"
-        if client.greeting not in run.text:
+        if client.greeting not in client_words(run):
             return f"not what was asked for: {last_words(run)}"
         bad = [receipt for receipt in receipts if receipt["decision"] != "allowed"]
         if bad:
@@ -210,8 +212,10 @@ class Table:
         if said:
             return ""
         # A protocol without words for it gets an error number; then the run's own last words have to say it.
-        if self.client.sort == "stream" and re.search(REFUSED, run.stderr.rpartition("tollgate: run")[2]):
-            return ""
+        if self.client.sort == "stream":
+            if REFUSED in summary(run):
+                return ""
+            return f"neither the client's error nor the run's summary names {REFUSED}: {last_words(run)} / {one_line(summary(run))}"
         return f"the error does not name the policy: {last_words(run)}"
 
     def replay(self):
@@ -225,7 +229,7 @@ class Table:
         recorded, work = self.recorded
         replayed = self.laboratory.run(work, ["--replay", recorded.id])
         if replayed.status != 0:
-            return f"status {replayed.status}: {last_words(replayed, own=True)}"
+            return f"status {replayed.status}: {one_line(summary(replayed))}"
         if replayed.stdout != recorded.stdout:
             return "other bytes than recorded"
         return ""
@@ -236,34 +240,45 @@ class Table:
             run, _ = self.go("fault", "", options=["--faults", "net/connect:error=ECONNREFUSED"])
             if run.status == 0:
                 return "ECONNREFUSED: the client reports success"
-            return "" if re.search(RESET, run.text) else f"ECONNREFUSED: {last_words(run)}"
+            return "" if re.search(RESET, client_words(run)) else f"ECONNREFUSED: {last_words(run)}"
         first = ",first=1" if self.client.retries else ""
         run, _ = self.go("fault-429", self.usual(), options=["--faults", f"http/request:rate-limit=429,retry-after=1{first}"])
         if not any(receipt["injected"] for receipt in run.receipts):
             return f"429: nothing was injected: {last_words(run)}"
         if self.client.retries:
-            if run.status != 0 or self.client.greeting not in run.text:
+            if run.status != 0 or self.client.greeting not in client_words(run):
                 return f"429: the client did not try again: {last_words(run)}"
-        elif run.status == 0 or not re.search(r"429|[Tt]oo [Mm]any [Rr]equests", run.text):
+        elif run.status == 0 or not re.search(LIMITED, client_words(run)):
             return f"429: {last_words(run)}"
+        elif self.client.shows_headers and not re.search(r"(?im)retry-after: 1\b|\b429 1$", client_words(run)):
+            return f"429: without Retry-After: {last_words(run)}"
         run, _ = self.go("fault-reset", self.usual(), options=["--faults", f"http/request:error=ECONNRESET{first}"])
         if not any(receipt["injected"] for receipt in run.receipts):
             return f"reset: nothing was injected: {last_words(run)}"
         if self.client.retries and run.status == 0:
             return ""
-        if run.status == 0 or not re.search(RESET, client_words(run)):
+        if run.status == 0 or not re.search(RESET, client_words(run)) or re.search(r"\b502\b", client_words(run)):
             return f"reset: {last_words(run)}"
         return ""
 
 
 def client_words(run):
-    """What the client said, without Tollgate's own summary."""
-    return "\n".join(line for line in run.text.splitlines() if not line.startswith("tollgate: run "))
+    """What the client said, without Tollgate's own summary behind it."""
+    return run.stdout.decode(errors="replace") + re.split(r"(?m)^tollgate: run [0-9a-z]{12}: ", run.stderr)[0]
 
 
-def last_words(run, own=False):
-    words = run.text if own else client_words(run)
-    return " / ".join(line.strip() for line in words.splitlines() if line.strip())[-400:]
+def summary(run):
+    """What Tollgate said when the run had ended."""
+    parts = re.split(r"(?m)^tollgate: run [0-9a-z]{12}: ", run.stderr, maxsplit=1)
+    return parts[1] if len(parts) == 2 else ""
+
+
+def one_line(words):
+    return " / ".join(line.strip() for line in words.splitlines() if line.strip())[-500:]
+
+
+def last_words(run):
+    return one_line(client_words(run)) or one_line(summary(run))
 
 
 COLUMNS = ("http", "https", "refused", "replay", "fault")
