@@ -549,6 +549,46 @@ told["none"] = raw("api.test", ports["https"], b"", 3, "127.0.0.1")
                 "no refused receipt names other.test")
 
 
+def disguise(case):
+    """HTTP that does not begin as HTTP mostly does, where connections are allowed too: still a request, judged as one."""
+    ports = case.ports
+    served = [ports["http"], ports["https"]]
+    policy = case.policy(rule(["http/request", "net/connect"], host=["api.test"], port=served)
+                         + '[[deny]]\neffect = ["http/request"]\nhost = ["api.test"]\nmethod = ["DELETE"]\n')
+    run, told = case.inside(policy, """
+ports = json.loads(sys.argv[1])
+for scheme in ("http", "https"):
+    host = f"api.test:{ports[scheme]}"
+    tls = "api.test" if scheme == "https" else None
+    def ask(name, text, patience=1.5):
+        told[f"{scheme}, {name}"] = raw("api.test", ports[scheme], text.replace("|", "\\r\\n").replace("HOST", host).encode("latin-1"), patience, tls)
+    ask("small letters", "delete /hello HTTP/1.1|Host: HOST||")
+    ask("an empty line before it", "|DELETE /hello HTTP/1.1|Host: HOST||")
+    ask("a line feed before it", "\\nDELETE /hello HTTP/1.1|Host: HOST||")
+    ask("line feeds alone", "DELETE /hello HTTP/1.1\\nHost: HOST\\n\\n")
+    ask("a method of its own", "X-DELETE /hello HTTP/1.1|Host: HOST||")
+    ask("HTTP/1.0", "DELETE /hello HTTP/1.0|Host: HOST||")
+    ask("HTTP/2 by prior knowledge", "PRI * HTTP/2.0||SM||")
+    ask("as itself", "DELETE /hello HTTP/1.1|Host: HOST||")
+def slowly(port, text):
+    sock = socket.create_connection(("api.test", port), 5)
+    try:
+        for letter in text.encode():
+            sock.sendall(bytes([letter]))
+            time.sleep(0.05)
+        sock.settimeout(3)
+        return sock.recv(4096).decode("latin-1")
+    except OSError as error:
+        return repr(error)
+told["letter by letter"] = slowly(ports["http"], f"DELETE /hello HTTP/1.1\\r\\nHost: api.test:{ports['http']}\\r\\n\\r\\n")
+""")
+    case.expect("403" in told.get("http, as itself", ""), f"DELETE as itself: {told.get('http, as itself')!r}")
+    for entry in case.seen("request"):
+        if "delete" in entry["request"].lower() and not entry["request"].startswith("X-"):
+            case.wrong.append(f"the origin saw {entry['request']!r} by {entry['scheme']}")
+    case.nothing_unknown(run)
+
+
 def crowd(case):
     """A hundred connections at once."""
     port = case.ports["http"]
@@ -617,7 +657,8 @@ def resident_kib(pid):
     return 0
 
 
-CASES = {case.__name__: case for case in (protocols, loopback, streams, names, reads, inward, shapes, tunnels, crowd, large)}
+CASES = {case.__name__: case for case in (protocols, loopback, streams, names, reads, inward, shapes, tunnels, disguise,
+                                           crowd, large)}
 
 
 def all_of_them(laboratory, given):

@@ -60,8 +60,8 @@ def clients(laboratory):
         host = re.sub(r"^https?://|:\d+$", "", base)
         # pip itself takes an index without TLS only where it is told to trust it.
         trusted = ["--trusted-host", host] if url.startswith("http:") else []
-        # Without -v it keeps to itself why an index was of no use.
-        return [python, "-B", "-m", "pip", "-v", "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
+        # Without -vv it keeps to itself why an index was of no use.
+        return [python, "-B", "-m", "pip", "-vv", "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
                 "greeting"]
 
     def npm(url, _work):

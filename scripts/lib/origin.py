@@ -285,16 +285,17 @@ def echo(sock, _scheme):
 
 def listen(what, *rest, port=0):
     listener = socket.create_server((LOOPBACK, port), backlog=512)
+    port = listener.getsockname()[1]
 
-    def accept():
+    def accept(listener):
         while True:
             sock, _ = listener.accept()
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             seen(connected=rest[0])
             threading.Thread(target=what, args=(sock, *rest), daemon=True).start()
 
-    threading.Thread(target=accept, daemon=True).start()
-    return listener.getsockname()[1]
+    threading.Thread(target=accept, args=(listener,), daemon=True).start()
+    return port
 
 
 # Names that lead where no name may: the stub's answer for each.
