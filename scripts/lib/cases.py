@@ -465,6 +465,7 @@ SHAPES = {
     "spaces in the line": "GET /hello HTTP/1.1 /admin HTTP/1.1|Host: HOST||",
     "tab in the line": "GET\t/admin\tHTTP/1.1|Host: HOST||",
     "version nobody has": "GET /hello HTTP/9.9|Host: HOST||GET /admin HTTP/1.1|Host: HOST||",
+    "HTTP/2 by prior knowledge": "PRI * HTTP/2.0||SM||",
     "HTTP/0.9": "GET /admin|",
     "empty method": " /admin HTTP/1.1|Host: HOST||",
     "letters beyond ASCII in the name": "GET /hello HTTP/1.1|Host: HOST|Tr\xe4nsfer: chunked||",
@@ -477,6 +478,9 @@ SHAPES = {
     "10,000 headers": "GET /hello HTTP/1.1|Host: HOST|" + "".join(f"X-{number}: 1|" for number in range(10000)) + "|",
     "address of 1 MiB": "GET /hello?" + "a" * (1 << 20) + " HTTP/1.1|Host: HOST||",
 }
+# Those that have to be refused in words, with a receipt.
+NAMED_WRONG = ["another host", "another port", "two hosts", "whole address of another host", "whole address, other Host",
+               "CONNECT", "no host", "a host in a list", "a host with a name before it", "dots", "encoded dots", "two slashes"]
 # Those that are proper HTTP, so the first request has to be answered.
 PROPER = ["pipelined", "upgrade that is not taken"]
 
@@ -511,6 +515,10 @@ told["after all"] = curl(f"http://api.test:{ports['http']}/hello")
         for scheme in ("http", "https"):
             got = told.get(f"{scheme}, {name}", "")
             case.expect("hello from" in got, f"{scheme}, {name}: proper HTTP was not answered: {got[:200]!r}")
+    for name in NAMED_WRONG:
+        for scheme in ("http", "https"):
+            got = told.get(f"{scheme}, {name}", "")
+            case.expect(got.split(" ")[1:2] in (["403"], ["400"], ["421"]), f"{scheme}, {name}: not refused in words: {got[:200]!r}")
     for name in ("sni of another", "sni of another, its Host"):
         case.expect("hello from" not in told.get(name, ""), f"{name}: answered")
     for entry in case.seen("request"):

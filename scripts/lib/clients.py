@@ -43,6 +43,8 @@ class Client:
     retries: bool = False
     # Why it cannot be tried here, if it cannot.
     missing: str = ""
+    # Another command line, for what is to go wrong, where the first keeps the reason to itself.
+    aloud: object = None
     # Whether it shows the headers of what it got, or Retry-After at least.
     shows_headers: bool = False
 
@@ -55,14 +57,17 @@ def clients(laboratory):
     def library(name, with_python=python):
         return lambda url, _work: [with_python, "-B", hello, name, url]
 
-    def pip(url, _work):
+    def pip(url, _work, *more):
         base, _, _ = url.partition("/simple")
         host = re.sub(r"^https?://|:\d+$", "", base)
         # pip itself takes an index without TLS only where it is told to trust it.
         trusted = ["--trusted-host", host] if url.startswith("http:") else []
-        # Without -vv it keeps to itself why an index was of no use.
-        return [python, "-B", "-m", "pip", "-vv", "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
+        return [python, "-B", "-m", "pip", *more, "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
                 "greeting"]
+
+    def pip_aloud(url, work):
+        # By itself it does not say why an index was of no use.
+        return pip(url, work, "-vv")
 
     def npm(url, _work):
         return ["sh", "-c", f"npm install --no-audit --no-fund --no-update-notifier --registry {url} greeting "
@@ -75,7 +80,8 @@ def clients(laboratory):
                                          '[dependencies]\ngreeting = { version = "1", registry = "here" }\n')
         (work / ".cargo").mkdir()
         (work / ".cargo/config.toml").write_text(f'[registries.here]\nindex = "sparse+{url}"\n')
-        return ["sh", "-c", f'PATH={laboratory.sysroot()}/bin:$PATH; cargo fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"']
+        return ["sh", "-c", f'PATH={laboratory.sysroot()}/bin:$PATH; '
+                            'cargo fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"']
 
     def git(url, _work):
         return ["sh", "-c", f"git clone -q {url} copy && cat copy/greeting"]
@@ -107,8 +113,10 @@ def clients(laboratory):
     have_go = (tools / "hello-go").exists()
     all_of_them = [
         Client("curl", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", url], shows_headers=True),
-        Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url], sort="https", server="http2", shows_headers=True),
-        Client("wget", lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url], shows_headers=True),
+        Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url],
+               sort="https", server="http2", shows_headers=True),
+        Client("wget", lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
+               shows_headers=True),
         Client("Python urllib", library("urllib", PYTHON), shows_headers=True),
         Client("Python strict", library("strict", PYTHON), sort="https", shows_headers=True),
         Client("Python requests", library("requests"), shows_headers=True),
@@ -117,12 +125,14 @@ def clients(laboratory):
         Client("Python aiohttp", library("aiohttp"), shows_headers=True),
         Client("Node fetch", lambda url, _: ["node", str(tools / "hello.js"), "fetch", url], shows_headers=True),
         Client("Node http, https", lambda url, _: ["node", str(tools / "hello.js"), "get", url], shows_headers=True),
-        Client("Java HttpClient", lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url], shows_headers=True),
+        Client("Java HttpClient", lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url],
+               shows_headers=True),
         Client("Go, static", lambda url, _: [str(tools / "hello-go"), url], missing="" if have_go else "not built",
                shows_headers=True),
         Client("busybox wget, static", lambda url, _: ["busybox", "wget", "-q", "-O", "-", url], sort="http"),
         Client("git, https", git, path="/git/greeting.git", host="git.test", requests=None),
-        Client("pip", pip, greeting="Saved ./greeting-1.0", path="/simple/", host="registry.test", requests=2),
+        Client("pip", pip, greeting="Saved ./greeting-1.0", path="/simple/", host="registry.test", requests=2,
+               aloud=pip_aloud),
         Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True),
         Client("cargo", cargo, path="/cargo/", host="registry.test", requests=None, retries=True,
                missing="" if sysroot else "no Rust toolchain"),
@@ -161,7 +171,9 @@ class Table:
     def go(self, what, scheme, host=None, options=()):
         laboratory = self.laboratory
         work = laboratory.folder(f"{self.client.name}-{what}")
-        command = self.client.command(self.address(scheme, host), work)
+        goes_wrong = what == "refused" or what.startswith("fault")
+        shape = self.client.aloud if goes_wrong and self.client.aloud else self.client.command
+        command = shape(self.address(scheme, host), work)
         # What the client itself writes is of no interest, and the next run begins with the same workspace.
         return laboratory.run(work, ["--policy", self.policy, "--no-apply", *options], command), work
 
@@ -215,7 +227,8 @@ class Table:
         if self.client.sort == "stream":
             if REFUSED in summary(run):
                 return ""
-            return f"neither the client's error nor the run's summary names {REFUSED}: {last_words(run)} / {one_line(summary(run))}"
+            return (f"neither the client's error nor the run's summary names {REFUSED}: "
+                    f"{last_words(run)} / {one_line(summary(run))}")
         return f"the error does not name the policy: {last_words(run)}"
 
     def replay(self):
@@ -242,7 +255,8 @@ class Table:
                 return "ECONNREFUSED: the client reports success"
             return "" if re.search(RESET, client_words(run)) else f"ECONNREFUSED: {last_words(run)}"
         first = ",first=1" if self.client.retries else ""
-        run, _ = self.go("fault-429", self.usual(), options=["--faults", f"http/request:rate-limit=429,retry-after=1{first}"])
+        limit = f"http/request:rate-limit=429,retry-after=1{first}"
+        run, _ = self.go("fault-429", self.usual(), options=["--faults", limit])
         if not any(receipt["injected"] for receipt in run.receipts):
             return f"429: nothing was injected: {last_words(run)}"
         if self.client.retries:

@@ -1,8 +1,9 @@
 """The servers that scripts/clients and scripts/network run against, on loopback only. Standard library only.
 
-`origin.py FOLDER [PORTS]` reads FOLDER/certificate.pem and key.pem, serves FOLDER/www, and writes what it listens on to
-FOLDER/ports.json; PORTS is such an object, to have the same ones again. Everything that it ever sees is in FOLDER/seen.jsonl, one JSON object a line: each connection's bytes
-as they came, each request as it was understood, and each name that was asked. What is not there did not arrive.
+`origin.py FOLDER [PORTS]` reads FOLDER/certificate.pem and key.pem, serves FOLDER/www, and writes what it listens on
+to FOLDER/ports.json; PORTS is such an object, to have the same ones again. What it ever sees is in FOLDER/seen.jsonl,
+one JSON object a line: each connection, each request as it was understood, and each name that was asked. What is not
+there did not arrive.
 
 It reads HTTP itself, and leniently: a request that the door let through in a doubtful shape is to be seen here, not
 refused by a library.
