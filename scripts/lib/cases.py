@@ -89,6 +89,22 @@ class Case:
             else:
                 self.wrong.append(f"the origin saw {entry['request']!r}, of which no receipt says that it was allowed")
 
+    def only_hello(self):
+        """The origin saw requests of proper shape, of api.test, for /hello, and no others."""
+        for entry in self.seen("request"):
+            request = entry["request"][:200]
+            target = request.split(" ")[1] if " " in request else request
+            if "admin" in request or not target.startswith("/hello"):
+                self.wrong.append(f"the origin saw {request!r}")
+            hosts = [value for name, value in entry["headers"] if name.strip().lower() == "host"]
+            if hosts != [f"api.test:{self.ports[entry['scheme']]}"]:
+                self.wrong.append(f"the origin saw {request!r} with Host {hosts}")
+            names = [name.strip().lower() for name, _ in entry["headers"]]
+            if "transfer-encoding" in names and "content-length" in names:
+                self.wrong.append(f"the origin saw {request!r} with both a length and an encoding")
+            if any(name != name.strip() or not name for name, _ in entry["headers"]):
+                self.wrong.append(f"the origin saw {request!r} with a header of doubtful shape")
+
 
 def rule(effect, **keys):
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
@@ -521,20 +537,105 @@ told["after all"] = curl(f"http://api.test:{ports['http']}/hello")
             case.expect(got.split(" ")[1:2] in (["403"], ["400"], ["421"]), f"{scheme}, {name}: not refused in words: {got[:200]!r}")
     for name in ("sni of another", "sni of another, its Host"):
         case.expect("hello from" not in told.get(name, ""), f"{name}: answered")
-    for entry in case.seen("request"):
-        target = entry["request"].split(" ")[1] if " " in entry["request"] else entry["request"]
-        if "admin" in entry["request"] or not target.startswith("/hello"):
-            case.wrong.append(f"the origin saw {entry['request'][:200]!r}")
-        hosts = [value for name, value in entry["headers"] if name.strip().lower() == "host"]
-        if hosts != [f"api.test:{ports[entry['scheme']]}"]:
-            case.wrong.append(f"the origin saw {entry['request'][:100]!r} with Host {hosts}")
-        names = [name.strip().lower() for name, _ in entry["headers"]]
-        if "transfer-encoding" in names and "content-length" in names:
-            case.wrong.append(f"the origin saw {entry['request'][:100]!r} with both a length and an encoding")
-        if any(name != name.strip() or not name for name, _ in entry["headers"]):
-            case.wrong.append(f"the origin saw {entry['request'][:100]!r} with a header of doubtful shape")
+    case.only_hello()
     for entry in case.seen("asked"):
         case.expect(entry["asked"].lower().rstrip(".") == "api.test", f"looked up: {entry['asked']}")
+    case.nothing_unknown(run)
+
+
+# What a request of HTTP/2 must not get past the door with: pseudo-headers and headers beside what is right, or for it.
+FRAMES = {
+    "plain": [],
+    "another authority": [[":authority", "other.test"]],
+    "authority with a name": [[":authority", "other.test@HOST"]],
+    "another host beside it": [["host", "other.test"]],
+    "host alone, another": [[":authority", None], ["host", "other.test"]],
+    "no authority": [[":authority", None]],
+    "another scheme": [[":scheme", "http"]],
+    "scheme with an address": [[":scheme", "https://other.test/hello?"]],
+    "no path": [[":path", None]],
+    "path without a slash": [[":path", "hello"]],
+    "whole address as path": [[":path", "https://other.test/hello"]],
+    "line in the path": [[":path", "/hello HTTP/1.1\r\nHost: other.test\r\n\r\nGET /admin"]],
+    "space in the path": [[":path", "/hello HTTP/1.1 /admin"]],
+    "line in the method": [[":method", "GET /admin HTTP/1.1\r\nX: "]],
+    "space in the method": [[":method", "GET /admin"]],
+    "line in a header": [["x", "a\r\nTransfer-Encoding: chunked\r\n\r\nGET /admin HTTP/1.1"]],
+    "line in a name": [["x: a\r\nhost", "other.test"]],
+    "chunked": [["transfer-encoding", "chunked"]],
+    "length": [["content-length", "40"]],
+    "lengths that differ": [["content-length", "0"], ["content-length", "40"]],
+    "connection": [["connection", "upgrade"], ["upgrade", "websocket"]],
+    "colon in a name": [["transfer-encoding:", "chunked"]],
+    "capitals": [["Host", "other.test"]],
+    "dots": [[":path", "/hello/../admin"]],
+    "CONNECT": [[":method", "CONNECT"], [":path", None], [":scheme", None], [":authority", "other.test:443"]],
+    "websocket": [[":method", "CONNECT"], [":protocol", "websocket"]],
+}
+
+
+def frames(case):
+    """The same by HTTP/2: pseudo-headers that disagree, and headers that would be two requests of HTTP/1.1."""
+    ports = case.ports
+    policy = case.policy(rule(["http/request"], url=[f"https://api.test:{ports['https']}/hello"]))
+    work = case.laboratory.folder("frames")
+    (work / "frames.json").write_text(json.dumps(FRAMES))
+    script = """
+import h2.config, h2.connection, h2.events
+ports = json.loads(sys.argv[1])
+host = f"api.test:{ports['https']}"
+config = h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False,
+                                   validate_inbound_headers=False, header_encoding="latin-1")
+def ask(changes):
+    headers = [[":method", "GET"], [":authority", host], [":scheme", "https"], [":path", "/hello"]]
+    for name, value in changes:
+        value = value and value.replace("HOST", host)
+        at = [index for index, header in enumerate(headers) if header[0] == name and name.startswith(":")]
+        if at and value is None:
+            del headers[at[0]]
+        elif at:
+            headers[at[0]][1] = value
+        else:
+            headers.insert(1 if name.startswith(":") else len(headers), [name, value])
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2"])
+    got = ""
+    try:
+        sock = context.wrap_socket(socket.create_connection(("api.test", ports["https"]), 5), server_hostname="api.test")
+        connection = h2.connection.H2Connection(config)
+        connection.initiate_connection()
+        connection.send_headers(1, [tuple(header) for header in headers], end_stream=True)
+        sock.sendall(connection.data_to_send())
+        sock.settimeout(2)
+        while piece := sock.recv(65536):
+            for event in connection.receive_data(piece):
+                if isinstance(event, h2.events.ResponseReceived):
+                    got += dict(event.headers)[":status"] + " "
+                elif isinstance(event, h2.events.DataReceived):
+                    got += event.data.decode("latin-1")
+                elif isinstance(event, (h2.events.StreamReset, h2.events.ConnectionTerminated)):
+                    return got + type(event).__name__ + f" {event.error_code}"
+                elif isinstance(event, h2.events.StreamEnded):
+                    return got
+        return got + "closed"
+    except Exception as error:
+        return got + repr(error)
+for name, changes in json.load(open("frames.json")).items():
+    told[name] = ask(changes)
+"""
+    run = case.laboratory.run(work, ["--policy", policy, "--no-apply"],
+                              [str(case.laboratory.tools / "venv/bin/python"), "-B", "-c",
+                               PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))", json.dumps(ports)], timeout=200)
+    told = {}
+    for line in run.stdout.decode(errors="replace").splitlines():
+        if line.startswith("TOLD "):
+            told = json.loads(line.removeprefix("TOLD "))
+    case.expect("200 hello" in told.get("plain", ""), f"a plain request: {told.get('plain')!r} {run.text[-400:]}")
+    for name, got in told.items():
+        case.expect(got, f"{name}: no answer, and not even an end")
+        if "other.test" in json.dumps(FRAMES[name]):
+            case.expect("hello from" not in got, f"{name}: answered: {got[:200]!r}")
+    case.only_hello()
     case.nothing_unknown(run)
 
 
@@ -665,7 +766,7 @@ def resident_kib(pid):
     return 0
 
 
-CASES = {case.__name__: case for case in (protocols, loopback, streams, names, reads, inward, shapes, tunnels, disguise,
+CASES = {case.__name__: case for case in (protocols, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise,
                                            crowd, large)}
 
 
