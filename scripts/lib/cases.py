@@ -186,6 +186,47 @@ told["h2"] = {"echo": curl("--http2", "-d", "a=b", f"{base}/echo"), "events": cu
     case.nothing_unknown(run)
 
 
+def answers(case):
+    """What servers answer with: no length, early, nothing, packed, nonsense; connections that end unannounced."""
+    ports = case.ports
+    policy = case.policy(rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"]]))
+    run, told = case.inside(policy, """
+ports = json.loads(sys.argv[1])
+import http.client, threading
+for scheme in ("http", "https"):
+    base = f"{scheme}://api.test:{ports[scheme]}"
+    got = told[scheme] = {what: curl("-i", f"{base}/{what}") for what in
+        ("unannounced", "old", "hints", "204", "304", "cookies", "nonsense", "split", "packed")}
+    open("zeros", "wb").truncate(64 << 20)
+    got["early"] = curl("-H", "Expect:", "-T", "zeros", "-X", "POST", f"{base}/early", "-w", "%{http_code}", limit="20")
+    got["refused body"] = curl("-H", "Expect:", "-T", "zeros", "-X", "POST", f"http://denied.test:{ports[scheme]}/", "-w", "%{http_code}", limit="20")
+    # On one connection, whatever the server does with its own.
+    make = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+    connection, statuses = make("api.test", ports[scheme], timeout=10), []
+    for number in range(12):
+        connection.request("POST" if number % 3 == 2 else "GET", "/bye" if number % 2 else "/hello", body=b"x" if number % 3 == 2 else None)
+        response = connection.getresponse()
+        response.read()
+        statuses.append(response.status)
+        time.sleep(0.05 if number % 4 else 0)
+    got["one after another"] = statuses
+""")
+    for scheme in ("http", "https"):
+        got = told.get(scheme, {})
+        for what, status, words in (
+            ("unannounced", "200", "up to the end"), ("old", "200", "old"), ("hints", "200", "hello from"), ("204", "204", ""),
+            ("304", "304", "etag"), ("cookies", "200", "b=2"), ("packed", "200", "content-encoding: gzip"), ("nonsense", "502", ""),
+            ("split", "502", ""),
+        ):
+            text = got.get(what, [0, "", ""])[1].lower()
+            case.expect(f" {status} " in text.split("\r\n\r\n")[0] + text and words in text, f"{scheme}, {what}: {str(got.get(what))[:300]}")
+        case.expect(got.get("cookies", [0, ""])[1].lower().count("set-cookie") == 2, f"{scheme}: two cookies became one")
+        case.expect(got.get("early", [0, ""])[1].endswith("413"), f"{scheme}, early: {got.get('early')}")
+        case.expect("refused by admission" in str(got.get("refused body")), f"{scheme}, a large body that is refused: {str(got.get('refused body'))[:300]}")
+        case.expect(got.get("one after another") == [200] * 12, f"{scheme}, one after another: {got.get('one after another')}")
+    case.nothing_unknown(run)
+
+
 def loopback(case):
     """Own servers by every spelling of the loopback; the host's ports only where they are granted (case 19)."""
     port = case.ports["http"]
@@ -766,7 +807,7 @@ def resident_kib(pid):
     return 0
 
 
-CASES = {case.__name__: case for case in (protocols, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise,
+CASES = {case.__name__: case for case in (protocols, answers, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise,
                                            crowd, large)}
 
 

@@ -10,6 +10,7 @@ refused by a library.
 """
 
 import base64
+import gzip
 import hashlib
 import json
 import os
@@ -197,6 +198,14 @@ def serve(connection):
             return websocket(connection, request)
         if path.startswith("/git/"):
             git(connection, request)
+        elif path == "/early":
+            # The answer before the body was read.
+            answer(connection, "413 Too Large", "too large\n", [("Connection", "close")])
+            connection.sock.shutdown(socket.SHUT_WR)
+            for _ in range(1000):
+                connection.fill()
+                connection.buffer = b""
+            return None
         else:
             digest, size = hashlib.sha256(), 0
             for piece in request.body():
@@ -242,6 +251,31 @@ def respond(connection, request, path, digest, size):
         answer(connection, "200 OK", said)
     elif path.startswith("/status/"):
         answer(connection, f"{path.removeprefix('/status/')} As Asked", said)
+    elif path == "/bye":
+        # A server may end a connection that it had said nothing of ending.
+        answer(connection, "200 OK", said)
+        raise Ended
+    elif path == "/unannounced":
+        connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\nup to the end")
+        raise Ended
+    elif path == "/old":
+        connection.send(b"HTTP/1.0 200 OK\r\n\r\nold")
+        raise Ended
+    elif path == "/hints":
+        connection.send(b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n")
+        answer(connection, "200 OK", said)
+    elif path in ("/204", "/304"):
+        connection.send(f"HTTP/1.1 {path[1:]} Nothing\r\nETag: \"a\"\r\n\r\n".encode())
+    elif path == "/cookies":
+        answer(connection, "200 OK", said, [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X-Long", "x" * 30000)])
+    elif path == "/packed":
+        answer(connection, "200 OK", gzip.compress(b"packed " * 1000, mtime=0), [("Content-Encoding", "gzip")])
+    elif path == "/nonsense":
+        connection.send(b"SMTP ready\r\n\r\n")
+        raise Ended
+    elif path == "/split":
+        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\nhelloHTTP/1.1 200 OK\r\n\r\n")
+        raise Ended
     elif path == "/graphql":
         answer(connection, "200 OK", '{"data":{"ok":true}}\n', (), "application/json")
     else:
