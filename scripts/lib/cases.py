@@ -4,11 +4,15 @@ A case is a function that gives what went wrong, one text each; nothing means th
 the outside is read from the origin's own log, never from what Tollgate says of itself.
 """
 
+import base64
+import html
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import time
+import urllib.parse
 
 from laboratory import PYTHON, say
 
@@ -739,6 +743,240 @@ told["letter by letter"] = slowly(ports["http"], f"DELETE /hello HTTP/1.1\\r\\nH
     case.nothing_unknown(run)
 
 
+# Letters that each encoding writes in its own way.
+VALUE = 'zq9secret-7f3a"&/+=<b>value'
+
+
+def forms(value):
+    """How a value may stand in text, whole."""
+    plain = value.encode()
+    found = {plain, plain.hex().encode(), plain.hex().upper().encode(), json.dumps(value)[1:-1].encode(),
+             json.dumps(value)[1:-1].replace("/", "\\/").encode(), urllib.parse.quote(value, safe="").encode(),
+             urllib.parse.quote_plus(value).encode(), html.escape(value).encode(),
+             "".join(f"\\u{ord(letter):04x}" for letter in value).encode()}
+    for before in range(3):
+        # What is the same of it wherever it begins, by the whole groups of three bytes.
+        coded = base64.b64encode(b"a" * before + plain)
+        core = coded[4 * ((before + 2) // 3):len(coded) // 4 * 4 - 4]
+        found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
+    return found
+
+
+def holds(data, value=VALUE):
+    return [form.decode() for form in forms(value) if form in data]
+
+
+def secrets(case):
+    """A value that the program uses and never sees (cases 23, 24)."""
+    ports = case.ports
+    laboratory = case.laboratory
+    served = [ports["http"], ports["https"]]
+    api = f"https://api.test:{ports['https']}"
+    (laboratory.scratch / "value").write_text("zq9file-0123456789\n")
+    policy = case.policy(rule(["http/request"], host=["api.test", "other.test", "127.0.0.1"], port=served) + f"""
+[[secret]]
+name = "TOK"
+from = {{ env = "SOURCE_OF_TOK" }}
+to = ["{api}"]
+place = ["header:Authorization"]
+method = ["GET", "POST"]
+
+[[secret]]
+name = "FILE_TOK"
+from = {{ file = "{laboratory.scratch}/value" }}
+to = ["{api}"]
+place = ["query:key"]
+
+[[secret]]
+name = "PAIR_TOK"
+from = {{ user = "ann", password = {{ env = "SOURCE_OF_TOK" }} }}
+to = ["{api}"]
+place = ["header:Authorization"]
+
+[[secret]]
+name = "RARE_TOK"
+from = {{ env = "SOURCE_OF_RARE" }}
+to = ["{api}"]
+place = ["header:X-Rare"]
+rate = "2/min"
+""")
+    laboratory.environment |= {"SOURCE_OF_TOK": VALUE, "SOURCE_OF_RARE": "zq9rare-0123456789"}
+    try:
+        run, told = case.inside(policy, """
+import os, glob, base64
+ports = json.loads(sys.argv[1])
+api, http = f"https://api.test:{ports['https']}", f"http://api.test:{ports['http']}"
+other = f"https://other.test:{ports['https']}"
+tok = os.environ.get("TOK", "")
+bearer = ["-H", f"Authorization: Bearer {tok}"]
+told["placeholders"] = {name: bool(os.environ.get(name)) for name in ("TOK", "FILE_TOK", "PAIR_TOK", "RARE_TOK")}
+told["environment"] = dict(os.environ)
+told["processes"] = "".join(open(path, errors="replace").read() for name in ("environ", "cmdline")
+                            for path in glob.glob(f"/proc/[0-9]*/{name}") if os.access(path, os.R_OK))
+told["right"] = curl(*bearer, f"{api}/echo")
+told["right by HTTP/1.1"] = curl("--http1.1", *bearer, f"{api}/echo")
+told["file"] = curl(f"{api}/echo?key={os.environ.get('FILE_TOK', '')}&b=1")
+told["pair"] = curl("-H", f"Authorization: Basic {os.environ.get('PAIR_TOK', '')}", f"{api}/echo")
+told["pair bare"] = curl("-H", f"Authorization: {os.environ.get('PAIR_TOK', '')}", f"{api}/echo")
+told["rare"] = [curl("-o", "/dev/null", "-w", "%{http_code}", "-H", f"X-Rare: {os.environ.get('RARE_TOK', '')}", f"{api}/hello")[1] for _ in range(3)]
+told["reflected"] = {how: curl("-i", *bearer, "-G", "--data-urlencode", f"how={how}", f"{api}/reflect", *more) for how, more in
+    [(how, []) for how in ("plain", "json", "small json", "unicode", "html", "percent", "form", "hex", "HEX", "base64", "base64 after one",
+     "base64 after two", "base64url", "header", "reason", "location", "hints", "error", "pieces", "trailer")] +
+    [(how, ["--compressed"]) for how in ("gzip", "deflate")] + [("gzip, gzip", []), ("unknown", [])]}
+told["unpacked"] = ""
+import gzip
+body = subprocess.run(["curl", "-sS", *bearer, f"{api}/reflect?how=gzip,%20gzip"], capture_output=True).stdout
+try:
+    told["unpacked"] = gzip.decompress(gzip.decompress(body)).decode()
+except Exception as error:
+    told["unpacked"] = repr(error)
+told["range"] = "".join(curl(*bearer, "-r", f"{first}-{first + 9}", f"{api}/reflect?how=range")[1] for first in range(0, 60, 10))
+told["elsewhere"] = {
+    "another host": curl(*bearer, f"{other}/echo"), "without TLS": curl(*bearer, f"{http}/echo"),
+    "an address": curl("-k", *bearer, "-H", f"Host: api.test:{ports['https']}", f"https://192.0.2.5:{ports['https']}/echo"),
+    "the name at an address": curl("-k", *bearer, "--resolve", f"api.test:{ports['https']}:192.0.2.5", f"{api}/echo"),
+    "another Host": curl(*bearer, "-H", f"Host: api.test:{ports['https']}", f"{other}/echo"),
+    "another header": curl("-H", f"X-Other: {tok}", f"{api}/echo"), "a cookie": curl("-H", f"Cookie: a={tok}", f"{api}/echo"),
+    "the query": curl(f"{api}/echo?key={tok}"), "the path": curl(f"{api}/{tok}"),
+    "the body": curl("-d", f"key={tok}", f"{api}/echo"),
+    "the body, chunked": curl("-H", "Transfer-Encoding: chunked", "-d", f"key={tok}", f"{api}/echo"),
+    "another method": curl("-X", "PUT", *bearer, f"{api}/echo"),
+    "a redirect": curl("-L", "--location-trusted", *bearer, f"{api}/redirect1?to={other}/echo"),
+    "two headers": curl(*bearer, "-H", f"Authorization2: {tok}", f"{api}/echo"),
+    "a header's name": curl("-H", f"{tok}: a", f"{api}/echo"),
+    "the file's secret in a header": curl("-H", f"Authorization: {os.environ.get('FILE_TOK', '')}", f"{api}/echo"),
+    "encoded in the query": curl(f"{api}/echo?key=" + "".join(f"%{ord(letter):02x}" for letter in tok)),
+}
+told["encoded"] = curl("-u", f"ann:{tok}", f"{api}/echo")
+def websocket():
+    sock = ssl.create_default_context().wrap_socket(socket.create_connection(("api.test", ports["https"]), 5), server_hostname="api.test")
+    sock.settimeout(4)
+    sock.sendall(f"GET /ws?greet=1 HTTP/1.1\\r\\nHost: api.test:{ports['https']}\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\n"
+                 f"Authorization: Bearer {tok}\\r\\nSec-WebSocket-Version: 13\\r\\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\\r\\n\\r\\n".encode())
+    got = b""
+    try:
+        while piece := sock.recv(4096):
+            got += piece
+    except OSError:
+        pass
+    return got.decode("latin-1")
+told["websocket"] = websocket()
+""", ["--record"])
+    finally:
+        for name in ("SOURCE_OF_TOK", "SOURCE_OF_RARE"):
+            laboratory.environment.pop(name)
+    for name, there in told.get("placeholders", {}).items():
+        case.expect(there, f"no placeholder in the variable {name}")
+    arrived = [entry for entry in case.seen("request") if holds(json.dumps(entry["headers"]).encode())
+               or holds(entry["request"].encode())]
+    case.expect([entry for entry in arrived if ["authorization", f"Bearer {VALUE}"] in
+                 [[name.lower(), value] for name, value in entry["headers"]]], "the value never arrived at its own origin")
+    for entry in arrived:
+        names = {name.lower() for name, value in entry["headers"] if holds(value.encode())}
+        hosts = {value for name, value in entry["headers"] if name.lower() == "host"}
+        case.expect(names == {"authorization"} and entry["scheme"] == "https" and hosts == {f"api.test:{ports['https']}"}
+                    and not holds(entry["request"].encode()) and entry["request"].split(" ")[0] in ("GET", "POST"),
+                    f"the value arrived in {entry['request']!r} at {hosts}, in the headers {sorted(names)}, by {entry['scheme']}")
+    requests = [entry["request"] for entry in case.seen("request")]
+    case.expect(any("key=zq9file-0123456789&b=1" in urllib.parse.unquote(request) for request in requests), "the file's value did not arrive in the query")
+    pair = base64.b64encode(f"ann:{VALUE}".encode()).decode()
+    case.expect(pair in json.dumps(case.seen("request")), "the pair did not arrive")
+    case.expect(told.get("rare") == ["200", "200", told.get("rare", [0, 0, ""])[2]] and told.get("rare", [0, 0, "200"])[2] != "200",
+                f"2 a minute: {told.get('rare')}")
+    for what, (status, body, error) in told.get("reflected", {}).items():
+        for value in (VALUE, "zq9rare-0123456789"):
+            case.expect(not holds(body.encode(), value), f"{what}: the value came back as {holds(body.encode(), value)}")
+    for what in ("plain", "json", "header", "pieces", "gzip", "deflate", "error", "location"):
+        got = told.get("reflected", {}).get(what, [1, "", ""])
+        case.expect(got[0] == 0 and told.get("environment", {}).get("TOK", "-") in got[1],
+                    f"{what}: the placeholder did not come back: {str(got)[:300]}")
+    everything = run.stdout + run.stderr.encode()
+    leaked = [what for what, got in told.items() if holds(json.dumps(got, ensure_ascii=False).encode("utf-8", "replace"))
+              or holds(str(got).encode("utf-8", "replace"))]
+    case.expect(not leaked and not holds(everything), f"the program saw the value: {', '.join(leaked)}")
+    case.expect("zq9secret-7f3a" not in told.get("range", ""), f"the value came back in parts by ranges: {told.get('range')!r}")
+    for what, got in told.get("elsewhere", {}).items():
+        case.expect("refused by" in str(got) or got[0] != 0, f"{what}: not refused: {str(got)[:300]}")
+    refused = [receipt for receipt in run.of("http/request", "refused") if receipt["decided_by"] == "secrets"]
+    for receipt in refused:
+        case.expect("TOK" in receipt["reason"], f"a receipt does not name the secret: {receipt['reason']}")
+    case.expect(len(refused) >= 12, f"{len(refused)} receipts of refusals by `secrets`: {[receipt['reason'][:90] for receipt in refused]}")
+    for path in (laboratory.scratch / "state").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            for value in (VALUE, "zq9file-0123456789", "zq9rare-0123456789"):
+                case.expect(not holds(data, value), f"{path.relative_to(laboratory.scratch)} holds a value as {holds(data, value)}")
+    absent(case, api)
+
+
+def absent(case, api):
+    """A source that is not set makes the secret absent, not empty; and no memory of the run holds a value."""
+    laboratory = case.laboratory
+    policy = case.policy(f"""{rule(["http/request"], host=["api.test"], port=[case.ports["https"]])}
+[[secret]]
+name = "NOT_TOK"
+from = {{ env = "NOBODY_SET_THIS" }}
+to = ["{api}"]
+place = ["header:Authorization"]
+
+[[secret]]
+name = "TOK"
+from = {{ env = "SOURCE_OF_TOK" }}
+to = ["{api}"]
+place = ["header:Authorization"]
+""", "-absent")
+    script = f"""printenv NOT_TOK || echo absent; curl -sS -H "Authorization: Bearer $TOK" {api}/echo; sleep 3"""
+    process = subprocess.Popen(["tollgate", "run", "--policy", policy, "--no-apply", "--workspace", str(laboratory.folder("absent")),
+                                "--", "sh", "-c", script], env=laboratory.environment | {"SOURCE_OF_TOK": VALUE},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(2)
+    looked = 0
+    for pid in below(process.pid):
+        data = memory(pid)
+        looked += len(data)
+        case.expect(not holds(data), f"the memory of process {pid} of the run holds the value")
+    limits = pathlib.Path(f"/proc/{process.pid}/limits").read_text() if process.poll() is None else ""
+    out, error = process.communicate()
+    if os.getuid() == 0:
+        case.expect(looked > 1 << 20, f"only {looked} bytes of memory could be read, which shows nothing")
+    case.expect("Max core file size        0 " in limits, "the supervisor could leave a core file")
+    case.expect(out.startswith(b"absent\n"), f"a secret without a source is there: {out[:200]!r} {error.decode()[-300:]}")
+    case.expect(not holds(out + error), "the value was printed")
+
+
+def below(pid):
+    """The processes that descend from this one."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                parent = int(pathlib.Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            if parent == pid:
+                found += [int(entry), *below(int(entry))]
+    return found
+
+
+def memory(pid):
+    data = b""
+    try:
+        maps = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
+        with open(f"/proc/{pid}/mem", "rb", 0) as file:
+            for line in maps:
+                words = line.split()
+                first, last = (int(number, 16) for number in words[0].split("-"))
+                if words[1].startswith("rw"):
+                    try:
+                        file.seek(first)
+                        data += file.read(last - first)
+                    except (OSError, ValueError, OverflowError):
+                        continue
+    except OSError:
+        pass
+    return data
+
+
 def crowd(case):
     """A hundred connections at once."""
     port = case.ports["http"]
@@ -807,7 +1045,7 @@ def resident_kib(pid):
     return 0
 
 
-CASES = {case.__name__: case for case in (protocols, answers, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise,
+CASES = {case.__name__: case for case in (protocols, answers, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise, secrets,
                                            crowd, large)}
 
 

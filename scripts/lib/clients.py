@@ -16,7 +16,8 @@ REFUSED = "denied.test"
 # How a client may tell of a connection that was reset, in whatever words.
 RESET = (r"reset|ECONNRESET|EOF|[Cc]onnection (was )?(aborted|closed|refused|broken)|disconnected|ended unexpectedly|"
          r"terminated|other side closed|error getting response|[Rr]ecv failure|closed the connection|socket hang up|"
-         r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed|not closed cleanly|[Ss]tream error")
+         r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed|not closed cleanly|[Ss]tream error|"
+         r"closed connection without")
 # How a client may tell of the status 429; a body that merely speaks of it is none.
 LIMITED = (r"(?m)^429\b|HTTP\S* 429|[Ee]rror:? 429|429 Client Error|E429|429 Too Many")
 
@@ -115,7 +116,7 @@ def clients(laboratory):
         Client("curl", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", url], shows_headers=True),
         Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url],
                sort="https", server="http2", shows_headers=True),
-        Client("wget", lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
+        Client("wget", lambda url, _: ["wget", "-nv", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
                shows_headers=True),
         Client("Python urllib", library("urllib", PYTHON), shows_headers=True),
         Client("Python strict", library("strict", PYTHON), sort="https", shows_headers=True),

@@ -12,6 +12,7 @@ refused by a library.
 import base64
 import gzip
 import hashlib
+import html
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ import sys
 import threading
 import time
 import urllib.parse
+import zlib
 
 FOLDER = pathlib.Path(sys.argv[1])
 WWW = FOLDER / "www"
@@ -131,11 +133,60 @@ def chunk(data):
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
 
 
+def reflect(connection, request, how):
+    """Gives back the value of Authorization in a way that is asked for."""
+    value = (request.header("authorization") or "").removeprefix("Bearer ")
+    data = f"before {value} after\n".encode()
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
+    if how == "header":
+        answer(connection, "200 OK", "see above\n", [("X-Value", value), ("Set-Cookie", f"a={value}; Path=/")])
+    elif how == "reason":
+        answer(connection, f"200 {value}", "see above\n")
+    elif how == "location":
+        answer(connection, "302 Found", "", [("Location", f"/hello?value={urllib.parse.quote(value, safe='')}")])
+    elif how == "hints":
+        connection.send(f"HTTP/1.1 103 Early Hints\r\nLink: <{value}>\r\n\r\n".encode())
+        answer(connection, "200 OK", "see above\n")
+    elif how == "error":
+        answer(connection, "500 Sorry", data)
+    elif how == "pieces":
+        connection.send(head + b"\r\n")
+        for byte in data:
+            connection.send(chunk(bytes([byte])))
+            time.sleep(0.002)
+        connection.send(b"0\r\n\r\n")
+    elif how == "trailer":
+        connection.send(head + f"Trailer: X-Value\r\n\r\n5\r\nbody\n\r\n0\r\nX-Value: {value}\r\n\r\n".encode())
+    elif how in ("gzip", "deflate", "gzip, gzip", "unknown"):
+        packed = {"gzip": gzip.compress, "deflate": zlib.compress, "unknown": bytes,
+                  "gzip, gzip": lambda data: gzip.compress(gzip.compress(data))}[how](data * 3)
+        answer(connection, "200 OK", packed, [("Content-Encoding", how)])
+    elif how == "range":
+        # As a server does that knows ranges: the program asks for the value in two halves.
+        first, last = (int(number) for number in request.header("range").removeprefix("bytes=").split("-"))
+        answer(connection, "206 Part", data[first:last + 1], [("Content-Range", f"bytes {first}-{last}/{len(data)}")])
+    else:
+        encoded = {
+            "plain": value, "json": json.dumps({"value": value}), "percent": urllib.parse.quote(value, safe=""),
+            "form": urllib.parse.urlencode({"value": value}), "hex": value.encode().hex(), "HEX": value.encode().hex().upper(),
+            "base64": base64.b64encode(value.encode()).decode(),
+            "base64 after one": base64.b64encode(b"a" + value.encode()).decode(),
+            "base64 after two": base64.b64encode(b"ab" + value.encode()).decode(),
+            "base64url": base64.urlsafe_b64encode(value.encode()).decode().rstrip("="),
+            "html": html.escape(value), "unicode": "".join(f"\\u{ord(letter):04x}" for letter in value),
+            "small json": json.dumps(value).replace("/", "\\/"),
+        }[how]
+        answer(connection, "200 OK", f"before {encoded} after\n")
+
+
 def websocket(connection, request):
     key = (request.header("sec-websocket-key") or "").encode()
     accept = base64.b64encode(hashlib.sha1(key + WEBSOCKET_GUID).digest()).decode()
     connection.send(("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                      f"Sec-WebSocket-Accept: {accept}\r\n\r\n").encode())
+    if "greet" in request.query:
+        data = (request.header("authorization") or "").encode()
+        connection.send(bytes([0x81, len(data)]) + data)
     while True:
         first, second = connection.exactly(2)
         size = second & 127
@@ -244,13 +295,15 @@ def respond(connection, request, path, digest, size):
     elif path == "/cut":
         connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nonly this")
         raise Ended
-    elif path == "/redirect":
+    elif path.startswith("/redirect"):
         answer(connection, "302 Found", "", [("Location", request.query["to"])])
     elif path == "/slow":
         time.sleep(float(request.query.get("seconds", "1")))
         answer(connection, "200 OK", said)
     elif path.startswith("/status/"):
         answer(connection, f"{path.removeprefix('/status/')} As Asked", said)
+    elif path == "/reflect":
+        reflect(connection, request, request.query["how"])
     elif path == "/bye":
         # A server may end a connection that it had said nothing of ending.
         answer(connection, "200 OK", said)
