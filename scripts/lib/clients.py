@@ -14,12 +14,14 @@ from laboratory import GREETING, LIB, PYTHON, Laboratory, say
 
 REFUSED = "denied.test"
 # How a client may tell of a connection that was reset, in whatever words.
-RESET = (r"reset|ECONNRESET|EOF|[Cc]onnection (was )?(aborted|closed|refused|broken)|disconnected|ended unexpectedly|"
-         r"terminated|other side closed|error getting response|[Rr]ecv failure|closed the connection|socket hang up|"
-         r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed|not closed cleanly|[Ss]tream error|"
-         r"closed connection without")
+RESET = (
+    r"reset|ECONNRESET|EOF|[Cc]onnection (was )?(aborted|closed|refused|broken)|disconnected|ended unexpectedly|"
+    r"terminated|other side closed|error getting response|[Rr]ecv failure|closed the connection|socket hang up|"
+    r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed|not closed cleanly|[Ss]tream error|"
+    r"closed connection without"
+)
 # How a client may tell of the status 429; a body that merely speaks of it is none.
-LIMITED = (r"(?m)^429\b|HTTP\S* 429|[Ee]rror:? 429|429 Client Error|E429|429 Too Many")
+LIMITED = r"(?m)^429\b|HTTP\S* 429|[Ee]rror:? 429|429 Client Error|E429|429 Too Many"
 
 
 @dataclasses.dataclass
@@ -63,26 +65,48 @@ def clients(laboratory):
         host = re.sub(r"^https?://|:\d+$", "", base)
         # pip itself takes an index without TLS only where it is told to trust it.
         trusted = ["--trusted-host", host] if url.startswith("http:") else []
-        return [python, "-B", "-m", "pip", *more, "download", "--no-cache-dir", "--no-deps", *trusted, "--index-url", url,
-                "greeting"]
+        return [
+            python,
+            "-B",
+            "-m",
+            "pip",
+            *more,
+            "download",
+            "--no-cache-dir",
+            "--no-deps",
+            *trusted,
+            "--index-url",
+            url,
+            "greeting",
+        ]
 
     def pip_aloud(url, work):
         # By itself it does not say why an index was of no use.
         return pip(url, work, "-vv")
 
     def npm(url, _work):
-        return ["sh", "-c", f"npm install --no-audit --no-fund --no-update-notifier --registry {url} greeting "
-                            "&& node -e 'require(\"greeting\")'"]
+        return [
+            "sh",
+            "-c",
+            f"npm install --no-audit --no-fund --no-update-notifier --registry {url} greeting "
+            "&& node -e 'require(\"greeting\")'",
+        ]
 
     def cargo(url, work):
         (work / "src").mkdir()
         (work / "src/lib.rs").write_text("")
-        (work / "Cargo.toml").write_text('[package]\nname = "a"\nversion = "0.1.0"\nedition = "2021"\n'
-                                         '[dependencies]\ngreeting = { version = "1", registry = "here" }\n')
+        (work / "Cargo.toml").write_text(
+            '[package]\nname = "a"\nversion = "0.1.0"\nedition = "2021"\n'
+            '[dependencies]\ngreeting = { version = "1", registry = "here" }\n'
+        )
         (work / ".cargo").mkdir()
         (work / ".cargo/config.toml").write_text(f'[registries.here]\nindex = "sparse+{url}"\n')
-        return ["sh", "-c", f'PATH={laboratory.sysroot()}/bin:$PATH; '
-                            'cargo fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"']
+        return [
+            "sh",
+            "-c",
+            f"PATH={laboratory.sysroot()}/bin:$PATH; "
+            'cargo fetch && grep -rh "hello from" "$HOME/.cargo/registry/src"',
+        ]
 
     def git(url, _work):
         return ["sh", "-c", f"git clone -q {url} copy && cat copy/greeting"]
@@ -97,8 +121,12 @@ def clients(laboratory):
         path = laboratory.origin / "git/greeting.git"
         port = url.rpartition(":")[2]
         host = url.partition(":")[0]
-        return ["sh", "-c", f"export GIT_SSH_COMMAND='ssh -F none -i {work}/user -o UserKnownHostsFile={work}/known'; "
-                            f"git clone -q ssh://{account}@{host}:{port}{path} copy && cat copy/greeting"]
+        return [
+            "sh",
+            "-c",
+            f"export GIT_SSH_COMMAND='ssh -F none -i {work}/user -o UserKnownHostsFile={work}/known'; "
+            f"git clone -q ssh://{account}@{host}:{port}{path} copy && cat copy/greeting",
+        ]
 
     def psql(url, _work):
         host, port = url.split(":")
@@ -106,18 +134,32 @@ def clients(laboratory):
 
     def lines(url, _work):
         host, port = url.split(":")
-        return [PYTHON, "-c", "import socket, sys\n"
-                "s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)\n"
-                f"s.sendall(b'{GREETING}\\n'); print(s.makefile().readline())", host, port]
+        return [
+            PYTHON,
+            "-c",
+            "import socket, sys\n"
+            "s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)\n"
+            f"s.sendall(b'{GREETING}\\n'); print(s.makefile().readline())",
+            host,
+            port,
+        ]
 
     sysroot = laboratory.sysroot()
     have_go = (tools / "hello-go").exists()
     all_of_them = [
         Client("curl", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", url], shows_headers=True),
-        Client("curl, h2 origin", lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url],
-               sort="https", server="http2", shows_headers=True),
-        Client("wget", lambda url, _: ["wget", "-nv", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
-               shows_headers=True),
+        Client(
+            "curl, h2 origin",
+            lambda url, _: ["curl", "-sS", "-i", "--fail-with-body", "--http2", url],
+            sort="https",
+            server="http2",
+            shows_headers=True,
+        ),
+        Client(
+            "wget",
+            lambda url, _: ["wget", "-nv", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
+            shows_headers=True,
+        ),
         Client("Python urllib", library("urllib", PYTHON), shows_headers=True),
         Client("Python strict", library("strict", PYTHON), sort="https", shows_headers=True),
         Client("Python requests", library("requests"), shows_headers=True),
@@ -126,17 +168,38 @@ def clients(laboratory):
         Client("Python aiohttp", library("aiohttp"), shows_headers=True),
         Client("Node fetch", lambda url, _: ["node", str(tools / "hello.js"), "fetch", url], shows_headers=True),
         Client("Node http, https", lambda url, _: ["node", str(tools / "hello.js"), "get", url], shows_headers=True),
-        Client("Java HttpClient", lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url],
-               shows_headers=True),
-        Client("Go, static", lambda url, _: [str(tools / "hello-go"), url], missing="" if have_go else "not built",
-               shows_headers=True),
+        Client(
+            "Java HttpClient",
+            lambda url, _: ["java", "-XX:TieredStopAtLevel=1", str(tools / "Hello.java"), url],
+            shows_headers=True,
+        ),
+        Client(
+            "Go, static",
+            lambda url, _: [str(tools / "hello-go"), url],
+            missing="" if have_go else "not built",
+            shows_headers=True,
+        ),
         Client("busybox wget, static", lambda url, _: ["busybox", "wget", "-q", "-O", "-", url], sort="http"),
         Client("git, https", git, path="/git/greeting.git", host="git.test", requests=None),
-        Client("pip", pip, greeting="Saved ./greeting-1.0", path="/simple/", host="registry.test", requests=2,
-               aloud=pip_aloud),
+        Client(
+            "pip",
+            pip,
+            greeting="Saved ./greeting-1.0",
+            path="/simple/",
+            host="registry.test",
+            requests=2,
+            aloud=pip_aloud,
+        ),
         Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True),
-        Client("cargo", cargo, path="/cargo/", host="registry.test", requests=None, retries=True,
-               missing="" if sysroot else "no Rust toolchain"),
+        Client(
+            "cargo",
+            cargo,
+            path="/cargo/",
+            host="registry.test",
+            requests=None,
+            retries=True,
+            missing="" if sysroot else "no Rust toolchain",
+        ),
         Client("git, ssh", git_ssh, sort="stream", host="git.test", server="ssh"),
         Client("psql", psql, sort="stream", host="db.test", server="postgres"),
         Client("lines over TCP", lines, sort="stream", host="db.test", server="echo"),
@@ -157,9 +220,10 @@ class Table:
         stream = client.sort == "stream"
         served = {ports[client.server]} if stream else {ports["http"], ports[client.server]}
         kinds = ["net/connect"] if stream else ["http/request"]
-        self.policy = laboratory.policy(re.sub(r"[^a-z0-9]+", "-", client.name.lower()),
-                                        f'[[allow]]\neffect = {json.dumps(kinds)}\nhost = ["{client.host}"]\n'
-                                        f"port = {sorted(served)}\n")
+        self.policy = laboratory.policy(
+            re.sub(r"[^a-z0-9]+", "-", client.name.lower()),
+            f'[[allow]]\neffect = {json.dumps(kinds)}\nhost = ["{client.host}"]\n' f"port = {sorted(served)}\n",
+        )
         self.recorded = None
 
     def address(self, scheme, host=None):
@@ -228,8 +292,10 @@ class Table:
         if self.client.sort == "stream":
             if REFUSED in summary(run):
                 return ""
-            return (f"neither the client's error nor the run's summary names {REFUSED}: "
-                    f"{last_words(run)} / {one_line(summary(run))}")
+            return (
+                f"neither the client's error nor the run's summary names {REFUSED}: "
+                f"{last_words(run)} / {one_line(summary(run))}"
+            )
         return f"the error does not name the policy: {last_words(run)}"
 
     def replay(self):
@@ -383,8 +449,13 @@ def table(laboratory, given):
         if not given.json:
             print(f"{client.name:{width}}  " + "  ".join(f"{shown(results[column]):7}" for column in COLUMNS))
         wrong = {column: result for column, result in results.items() if result not in ("", "-")}
-        rows.append({"client": client.name, "cells": {column: results[column] or "ok" for column in COLUMNS},
-                     "as_expected": not wrong})
+        rows.append(
+            {
+                "client": client.name,
+                "cells": {column: results[column] or "ok" for column in COLUMNS},
+                "as_expected": not wrong,
+            }
+        )
     if not given.json:
         for client in wanted:
             for column, result in cells[client.name].items():

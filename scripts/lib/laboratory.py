@@ -29,9 +29,13 @@ def say(text):
 
 def make(*command, **options):
     """Runs a command of the preparation, which has to work."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options
+    )
     if done.returncode != 0:
-        sys.exit(f"error: {' '.join(map(str, command))}: status {done.returncode}\n{done.stdout.decode(errors='replace')}")
+        sys.exit(
+            f"error: {' '.join(map(str, command))}: status {done.returncode}\n{done.stdout.decode(errors='replace')}"
+        )
     return done.stdout.decode(errors="replace")
 
 
@@ -47,8 +51,9 @@ class Run:
         self.id = run
 
     def of(self, kind, decision=None):
-        return [receipt for receipt in self.receipts
-                if receipt["kind"] == kind and decision in (None, receipt["decision"])]
+        return [
+            receipt for receipt in self.receipts if receipt["kind"] == kind and decision in (None, receipt["decision"])
+        ]
 
 
 class Laboratory:
@@ -64,8 +69,11 @@ class Laboratory:
         (self.origin / "www").mkdir(parents=True)
         (self.origin / "git").mkdir()
         self.environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TERM") if name in os.environ}
-        self.environment |= {"TOLLGATE_STATE": str(self.scratch / "state"),
-                             "SSL_CERT_FILE": str(self.origin / "authority.pem"), "LC_ALL": "C.UTF-8"}
+        self.environment |= {
+            "TOLLGATE_STATE": str(self.scratch / "state"),
+            "SSL_CERT_FILE": str(self.origin / "authority.pem"),
+            "LC_ALL": "C.UTF-8",
+        }
 
     # What the servers serve.
 
@@ -73,16 +81,50 @@ class Laboratory:
         """A test authority, and a certificate of its for every name."""
         where = {"cwd": self.origin}
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        make("openssl", "req", "-x509", *key, "-days", "2", "-subj", "/CN=Test Authority", "-keyout", "authority.key",
-             "-out", "authority.pem", "-addext", "basicConstraints=critical,CA:TRUE",
-             "-addext", "keyUsage=critical,keyCertSign,cRLSign", **where)
+        make(
+            "openssl",
+            "req",
+            "-x509",
+            *key,
+            "-days",
+            "2",
+            "-subj",
+            "/CN=Test Authority",
+            "-keyout",
+            "authority.key",
+            "-out",
+            "authority.pem",
+            "-addext",
+            "basicConstraints=critical,CA:TRUE",
+            "-addext",
+            "keyUsage=critical,keyCertSign,cRLSign",
+            **where,
+        )
         make("openssl", "req", *key, "-subj", "/CN=origin", "-keyout", "key.pem", "-out", "request.pem", **where)
         names = ",".join(f"DNS:{name}" for name in NAMES)
         (self.origin / "extensions").write_text(
             f"subjectAltName={names}\nbasicConstraints=CA:FALSE\nextendedKeyUsage=serverAuth\n"
-            "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
-        make("openssl", "x509", "-req", "-in", "request.pem", "-CA", "authority.pem", "-CAkey", "authority.key",
-             "-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", "certificate.pem", **where)
+            "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
+        )
+        make(
+            "openssl",
+            "x509",
+            "-req",
+            "-in",
+            "request.pem",
+            "-CA",
+            "authority.pem",
+            "-CAkey",
+            "authority.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+            "-extfile",
+            "extensions",
+            "-out",
+            "certificate.pem",
+            **where,
+        )
 
     def registries(self):
         """A package index of each kind, with one package `greeting`."""
@@ -92,34 +134,66 @@ class Laboratory:
             info = "greeting-1.0.dist-info"
             file.writestr("greeting.py", f"print({GREETING!r})\n")
             file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n")
-            file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             file.writestr(f"{info}/RECORD", f"greeting.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
         (www / "simple/greeting").mkdir(parents=True)
         (www / "simple/greeting/index.html").write_text(
-            '<!DOCTYPE html><a href="/files/greeting-1.0-py3-none-any.whl">greeting-1.0-py3-none-any.whl</a>\n')
+            '<!DOCTYPE html><a href="/files/greeting-1.0-py3-none-any.whl">greeting-1.0-py3-none-any.whl</a>\n'
+        )
         (www / "files").mkdir()
         (www / "files/greeting-1.0-py3-none-any.whl").write_bytes(wheel.getvalue())
 
-        package = self.archive("package", {
-            "package.json": json.dumps({"name": "greeting", "version": "1.0.0", "main": "index.js"}),
-            "index.js": f"console.log({GREETING!r})\n"})
+        package = self.archive(
+            "package",
+            {
+                "package.json": json.dumps({"name": "greeting", "version": "1.0.0", "main": "index.js"}),
+                "index.js": f"console.log({GREETING!r})\n",
+            },
+        )
         (www / "files/greeting-1.0.0.tgz").write_bytes(package)
         integrity = "sha512-" + base64.b64encode(hashlib.sha512(package).digest()).decode()
         (www / "npm/greeting").mkdir(parents=True)
-        (www / "npm/greeting/index.json").write_text(json.dumps({
-            "name": "greeting", "dist-tags": {"latest": "1.0.0"},
-            "versions": {"1.0.0": {"name": "greeting", "version": "1.0.0", "dist": {
-                "tarball": "@BASE@/files/greeting-1.0.0.tgz", "integrity": integrity}}}}))
+        (www / "npm/greeting/index.json").write_text(
+            json.dumps(
+                {
+                    "name": "greeting",
+                    "dist-tags": {"latest": "1.0.0"},
+                    "versions": {
+                        "1.0.0": {
+                            "name": "greeting",
+                            "version": "1.0.0",
+                            "dist": {"tarball": "@BASE@/files/greeting-1.0.0.tgz", "integrity": integrity},
+                        }
+                    },
+                }
+            )
+        )
 
-        crate = self.archive("greeting-1.0.0", {
-            "Cargo.toml": '[package]\nname = "greeting"\nversion = "1.0.0"\nedition = "2021"\n',
-            "src/lib.rs": f"pub const GREETING: &str = {json.dumps(GREETING)};\n"})
+        crate = self.archive(
+            "greeting-1.0.0",
+            {
+                "Cargo.toml": '[package]\nname = "greeting"\nversion = "1.0.0"\nedition = "2021"\n',
+                "src/lib.rs": f"pub const GREETING: &str = {json.dumps(GREETING)};\n",
+            },
+        )
         (www / "files/greeting-1.0.0.crate").write_bytes(crate)
         (www / "cargo/gr/ee").mkdir(parents=True)
         (www / "cargo/config.json").write_text('{"dl": "@BASE@/files/{crate}-{version}.crate"}\n')
-        (www / "cargo/gr/ee/greeting").write_text(json.dumps({
-            "name": "greeting", "vers": "1.0.0", "deps": [], "cksum": hashlib.sha256(crate).hexdigest(),
-            "features": {}, "yanked": False}) + "\n")
+        (www / "cargo/gr/ee/greeting").write_text(
+            json.dumps(
+                {
+                    "name": "greeting",
+                    "vers": "1.0.0",
+                    "deps": [],
+                    "cksum": hashlib.sha256(crate).hexdigest(),
+                    "features": {},
+                    "yanked": False,
+                }
+            )
+            + "\n"
+        )
 
     @staticmethod
     def archive(folder, files):
@@ -169,10 +243,23 @@ class Laboratory:
         """An origin that speaks HTTP/2 alone can be told from the other: its greeting names its protocol."""
         port = self.ports.get("http2") or free_port()
         folder = self.origin
-        self.server([str(self.tools / "venv/bin/hypercorn"), "--bind", f"127.0.0.1:{port}",
-                     "--certfile", str(folder / "certificate.pem"), "--keyfile", str(folder / "key.pem"),
-                     "--access-logfile", "-", "origin_http2:application"],
-                    lambda: listens(port), cwd=LIB, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
+        self.server(
+            [
+                str(self.tools / "venv/bin/hypercorn"),
+                "--bind",
+                f"127.0.0.1:{port}",
+                "--certfile",
+                str(folder / "certificate.pem"),
+                "--keyfile",
+                str(folder / "key.pem"),
+                "--access-logfile",
+                "-",
+                "origin_http2:application",
+            ],
+            lambda: listens(port),
+            cwd=LIB,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        )
         self.ports["http2"] = port
 
     def start_sshd(self):
@@ -189,7 +276,8 @@ class Laboratory:
         (folder / "config").write_text(
             f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized_keys\n"
             "StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n"
-            "LogLevel VERBOSE\n")
+            "LogLevel VERBOSE\n"
+        )
         if os.getuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)
         self.server([sshd, "-D", "-e", "-f", str(folder / "config")], lambda: listens(port))
@@ -208,10 +296,36 @@ class Laboratory:
             data.mkdir()
             if owner:
                 shutil.chown(data, "postgres", "postgres")
-            make(*owner, str(programs[-1] / "initdb"), "-A", "trust", "-U", "tester", "--no-sync", "-D", str(data), cwd="/")
+            make(
+                *owner,
+                str(programs[-1] / "initdb"),
+                "-A",
+                "trust",
+                "-U",
+                "tester",
+                "--no-sync",
+                "-D",
+                str(data),
+                cwd="/",
+            )
         port = self.ports.get("postgres") or free_port()
-        self.server([*owner, str(programs[-1] / "postgres"), "-D", str(data), "-p", str(port), "-h", "127.0.0.1",
-                     "-k", "", "-F"], lambda: listens(port), cwd="/")
+        self.server(
+            [
+                *owner,
+                str(programs[-1] / "postgres"),
+                "-D",
+                str(data),
+                "-p",
+                str(port),
+                "-h",
+                "127.0.0.1",
+                "-k",
+                "",
+                "-F",
+            ],
+            lambda: listens(port),
+            cwd="/",
+        )
         self.ports["postgres"] = port
         return True
 
@@ -240,9 +354,11 @@ class Laboratory:
         path = self.scratch / "policies" / f"{name}.toml"
         path.parent.mkdir(exist_ok=True)
         private = "".join(f'"{host}" = ["127.0.0.1"]\n' for host in NAMES)
-        path.write_text(f'extends = ["default"]\n\n[jail]\nviews = {json.dumps(self.views())}\n\n'
-                        f'[network]\nresolver = "127.0.0.1:{self.ports["resolver"]}"\n\n'
-                        f'[network.private]\n{private}\n{text}')
+        path.write_text(
+            f'extends = ["default"]\n\n[jail]\nviews = {json.dumps(self.views())}\n\n'
+            f'[network]\nresolver = "127.0.0.1:{self.ports["resolver"]}"\n\n'
+            f"[network.private]\n{private}\n{text}"
+        )
         return str(path)
 
     def views(self):
@@ -303,6 +419,7 @@ def listens(port):
 
 def free_port():
     import socket
+
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]

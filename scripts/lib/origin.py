@@ -158,22 +158,31 @@ def reflect(connection, request, how):
     elif how == "trailer":
         connection.send(head + f"Trailer: X-Value\r\n\r\n5\r\nbody\n\r\n0\r\nX-Value: {value}\r\n\r\n".encode())
     elif how in ("gzip", "deflate", "gzip, gzip", "unknown"):
-        packed = {"gzip": gzip.compress, "deflate": zlib.compress, "unknown": bytes,
-                  "gzip, gzip": lambda data: gzip.compress(gzip.compress(data))}[how](data * 3)
+        packed = {
+            "gzip": gzip.compress,
+            "deflate": zlib.compress,
+            "unknown": bytes,
+            "gzip, gzip": lambda data: gzip.compress(gzip.compress(data)),
+        }[how](data * 3)
         answer(connection, "200 OK", packed, [("Content-Encoding", how)])
     elif how == "range":
         # As a server does that knows ranges: the program asks for the value in two halves.
         first, last = (int(number) for number in request.header("range").removeprefix("bytes=").split("-"))
-        answer(connection, "206 Part", data[first:last + 1], [("Content-Range", f"bytes {first}-{last}/{len(data)}")])
+        answer(connection, "206 Part", data[first : last + 1], [("Content-Range", f"bytes {first}-{last}/{len(data)}")])
     else:
         encoded = {
-            "plain": value, "json": json.dumps({"value": value}), "percent": urllib.parse.quote(value, safe=""),
-            "form": urllib.parse.urlencode({"value": value}), "hex": value.encode().hex(), "HEX": value.encode().hex().upper(),
+            "plain": value,
+            "json": json.dumps({"value": value}),
+            "percent": urllib.parse.quote(value, safe=""),
+            "form": urllib.parse.urlencode({"value": value}),
+            "hex": value.encode().hex(),
+            "HEX": value.encode().hex().upper(),
             "base64": base64.b64encode(value.encode()).decode(),
             "base64 after one": base64.b64encode(b"a" + value.encode()).decode(),
             "base64 after two": base64.b64encode(b"ab" + value.encode()).decode(),
             "base64url": base64.urlsafe_b64encode(value.encode()).decode().rstrip("="),
-            "html": html.escape(value), "unicode": "".join(f"\\u{ord(letter):04x}" for letter in value),
+            "html": html.escape(value),
+            "unicode": "".join(f"\\u{ord(letter):04x}" for letter in value),
             "small json": json.dumps(value).replace("/", "\\/"),
         }[how]
         answer(connection, "200 OK", f"before {encoded} after\n")
@@ -182,8 +191,12 @@ def reflect(connection, request, how):
 def websocket(connection, request):
     key = (request.header("sec-websocket-key") or "").encode()
     accept = base64.b64encode(hashlib.sha1(key + WEBSOCKET_GUID).digest()).decode()
-    connection.send(("HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-                     f"Sec-WebSocket-Accept: {accept}\r\n\r\n").encode())
+    connection.send(
+        (
+            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            f"Sec-WebSocket-Accept: {accept}\r\n\r\n"
+        ).encode()
+    )
     if "greet" in request.query:
         data = (request.header("authorization") or "").encode()
         connection.send(bytes([0x81, len(data)]) + data)
@@ -207,14 +220,26 @@ def git(connection, request):
     body = b"".join(request.body())
     seen(git=request.target, method=request.method, size=len(body))
     environment = {
-        "PATH": os.environ["PATH"], "GIT_PROJECT_ROOT": str(FOLDER / "git"), "GIT_HTTP_EXPORT_ALL": "1",
-        "REQUEST_METHOD": request.method, "PATH_INFO": request.url.path.removeprefix("/git"),
-        "QUERY_STRING": request.url.query, "CONTENT_TYPE": request.header("content-type") or "",
-        "CONTENT_LENGTH": str(len(body)), "HTTP_CONTENT_ENCODING": request.header("content-encoding") or "",
-        "GIT_PROTOCOL": request.header("git-protocol") or "", "REMOTE_USER": "nobody", "REMOTE_ADDR": LOOPBACK,
-        "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(FOLDER), "SAFE_DIRECTORY": "*",
-        "GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
-        "GIT_CONFIG_KEY_1": "http.receivepack", "GIT_CONFIG_VALUE_1": "true",
+        "PATH": os.environ["PATH"],
+        "GIT_PROJECT_ROOT": str(FOLDER / "git"),
+        "GIT_HTTP_EXPORT_ALL": "1",
+        "REQUEST_METHOD": request.method,
+        "PATH_INFO": request.url.path.removeprefix("/git"),
+        "QUERY_STRING": request.url.query,
+        "CONTENT_TYPE": request.header("content-type") or "",
+        "CONTENT_LENGTH": str(len(body)),
+        "HTTP_CONTENT_ENCODING": request.header("content-encoding") or "",
+        "GIT_PROTOCOL": request.header("git-protocol") or "",
+        "REMOTE_USER": "nobody",
+        "REMOTE_ADDR": LOOPBACK,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "HOME": str(FOLDER),
+        "SAFE_DIRECTORY": "*",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+        "GIT_CONFIG_KEY_1": "http.receivepack",
+        "GIT_CONFIG_VALUE_1": "true",
     }
     done = subprocess.run(["git", "http-backend"], input=body, capture_output=True, env=environment)
     head, _, content = done.stdout.partition(b"\r\n\r\n")
@@ -272,8 +297,15 @@ def respond(connection, request, path, digest, size):
     if path == "/hello":
         answer(connection, "200 OK", said)
     elif path == "/echo":
-        told = {"method": request.method, "target": request.target, "headers": request.headers, "size": size,
-                "sha256": digest, "trailers": request.trailers, "scheme": connection.scheme}
+        told = {
+            "method": request.method,
+            "target": request.target,
+            "headers": request.headers,
+            "size": size,
+            "sha256": digest,
+            "trailers": request.trailers,
+            "scheme": connection.scheme,
+        }
         answer(connection, "200 OK", json.dumps(told) + "\n", (), "application/json")
     elif path in ("/chunked", "/trailers"):
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n"
@@ -318,7 +350,7 @@ def respond(connection, request, path, digest, size):
         connection.send(b"HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n")
         answer(connection, "200 OK", said)
     elif path in ("/204", "/304"):
-        connection.send(f"HTTP/1.1 {path[1:]} Nothing\r\nETag: \"a\"\r\n\r\n".encode())
+        connection.send(f'HTTP/1.1 {path[1:]} Nothing\r\nETag: "a"\r\n\r\n'.encode())
     elif path == "/cookies":
         answer(connection, "200 OK", said, [("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("X-Long", "x" * 30000)])
     elif path == "/packed":
@@ -327,7 +359,9 @@ def respond(connection, request, path, digest, size):
         connection.send(b"SMTP ready\r\n\r\n")
         raise Ended
     elif path == "/split":
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\nhelloHTTP/1.1 200 OK\r\n\r\n")
+        connection.send(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 50\r\n\r\nhelloHTTP/1.1 200 OK\r\n\r\n"
+        )
         raise Ended
     elif path == "/graphql":
         answer(connection, "200 OK", '{"data":{"ok":true}}\n', (), "application/json")
@@ -410,10 +444,10 @@ def resolver(port):
             data, peer = sock.recvfrom(4096)
             labels, at = [], 12
             while at < len(data) and data[at]:
-                labels.append(data[at + 1:at + 1 + data[at]].decode("latin-1"))
+                labels.append(data[at + 1 : at + 1 + data[at]].decode("latin-1"))
                 at += 1 + data[at]
             at += 1
-            kind = struct.unpack(">H", data[at:at + 2])[0]
+            kind = struct.unpack(">H", data[at : at + 2])[0]
             name = ".".join(labels)
             seen(asked=name, kind=kind)
             folded = name.lower()
@@ -426,7 +460,7 @@ def resolver(port):
                     records.append(struct.pack(">HHHIH", 0xC00C, kind, 1, 1, len(packed)) + packed)
             code = 0 if addresses else 3
             head = data[:2] + struct.pack(">HHHHH", 0x8180 | code, 1, len(records), 0, 0)
-            sock.sendto(head + data[12:at + 4] + b"".join(records), peer)
+            sock.sendto(head + data[12 : at + 4] + b"".join(records), peer)
 
     threading.Thread(target=answer_all, daemon=True).start()
     return sock.getsockname()[1]

@@ -24,8 +24,9 @@ async def application(scope, receive, send):
     query = dict(urllib.parse.parse_qsl(scope["query_string"].decode()))
 
     async def begin(status=200, *headers):
-        await send({"type": "http.response.start", "status": status,
-                    "headers": [(b"content-type", b"text/plain"), *headers]})
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain"), *headers]}
+        )
 
     async def body(data, more=False):
         await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -33,8 +34,17 @@ async def application(scope, receive, send):
     if path == "/echo":
         await begin()
         headers = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in scope["headers"]]
-        await body(json.dumps({"version": scope["http_version"], "method": scope["method"], "size": size,
-                               "sha256": digest.hexdigest(), "headers": headers}).encode())
+        await body(
+            json.dumps(
+                {
+                    "version": scope["http_version"],
+                    "method": scope["method"],
+                    "size": size,
+                    "sha256": digest.hexdigest(),
+                    "headers": headers,
+                }
+            ).encode()
+        )
     elif path == "/big":
         left = int(query["size"])
         await begin(200, (b"content-length", str(left).encode()))
