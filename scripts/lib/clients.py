@@ -48,6 +48,8 @@ class Client:
     missing: str = ""
     # Another command line, for what is to go wrong, where the first keeps the reason to itself.
     aloud: object = None
+    # Whether it says the status alone of what went wrong, so that the run's summary has to say the rest.
+    terse: bool = False
     # Whether it shows the headers of what it got, or Retry-After at least.
     shows_headers: bool = False
 
@@ -83,6 +85,15 @@ def clients(laboratory):
     def pip_aloud(url, work):
         # By itself it does not say why an index was of no use.
         return pip(url, work, "-vv")
+
+    def uv(url, _work):
+        # A cache on another file system than its target only costs it a warning.
+        return [
+            "sh",
+            "-c",
+            f"{tools}/venv/bin/uv -q pip install --no-cache --no-deps --python {python} --target t --index-url {url} "
+            "greeting && PYTHONPATH=t " + python + " -m greeting",
+        ]
 
     def npm(url, _work):
         return [
@@ -190,6 +201,7 @@ def clients(laboratory):
             requests=2,
             aloud=pip_aloud,
         ),
+        Client("uv", uv, path="/simple/", host="registry.test", requests=None, retries=True, terse=True),
         Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True),
         Client(
             "cargo",
@@ -289,7 +301,7 @@ class Table:
         if said:
             return ""
         # A protocol without words for it gets an error number; then the run's own last words have to say it.
-        if self.client.sort == "stream":
+        if self.client.sort == "stream" or self.client.terse:
             if REFUSED in summary(run):
                 return ""
             return (
