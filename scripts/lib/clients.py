@@ -18,7 +18,7 @@ RESET = (
     r"reset|ECONNRESET|EOF|[Cc]onnection (was )?(aborted|closed|refused|broken)|disconnected|ended unexpectedly|"
     r"terminated|other side closed|error getting response|[Rr]ecv failure|closed the connection|socket hang up|"
     r"spurious network error|Empty reply|RemoteProtocolError|ReadError|fetch failed|not closed cleanly|[Ss]tream error|"
-    r"closed connection without"
+    r"closed connection without|Read error"
 )
 # How a client may tell of the status 429; a body that merely speaks of it is none.
 LIMITED = r"(?m)^429\b|HTTP\S* 429|[Ee]rror:? 429|429 Client Error|E429|429 Too Many"
