@@ -95,13 +95,17 @@ def clients(laboratory):
             "greeting && PYTHONPATH=t " + python + " -m greeting",
         ]
 
-    def npm(url, _work):
+    def npm(url, _work, more="--silent"):
         return [
             "sh",
             "-c",
-            f"npm install --no-audit --no-fund --no-update-notifier --registry {url} greeting "
+            f"npm install {more} --no-audit --no-fund --no-update-notifier --registry {url} greeting "
             "&& node -e 'require(\"greeting\")'",
         ]
+
+    def npm_aloud(url, work):
+        # What it says when all went well has the time that it took.
+        return npm(url, work, "")
 
     def cargo(url, work):
         (work / "src").mkdir()
@@ -168,7 +172,9 @@ def clients(laboratory):
         ),
         Client(
             "wget",
-            lambda url, _: ["wget", "-nv", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
+            lambda url, _: ["wget", "-q", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
+            # Without -q it tells the time of day, which is another at each run.
+            aloud=lambda url, _: ["wget", "-nv", "-S", "--tries=1", "--content-on-error", "-O", "-", url],
             shows_headers=True,
         ),
         Client("Python urllib", library("urllib", PYTHON), shows_headers=True),
@@ -202,7 +208,7 @@ def clients(laboratory):
             aloud=pip_aloud,
         ),
         Client("uv", uv, path="/simple/", host="registry.test", requests=None, retries=True, terse=True),
-        Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True),
+        Client("npm", npm, path="/npm/", host="registry.test", requests=2, retries=True, aloud=npm_aloud),
         Client(
             "cargo",
             cargo,
