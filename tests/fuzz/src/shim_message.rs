@@ -18,6 +18,7 @@ fuzz_target!(|data: &[u8]| {
             shared_git: None,
             subject: Subject { uid: 1000, run: None, agent: None },
             room: None,
+            network: true,
         };
         if let Some((effect, answer)) = denials::judge(&denied, &context) {
             assert!(!answer.is_success() && !answer.reason.is_empty(), "{effect:?} {answer:?}");
