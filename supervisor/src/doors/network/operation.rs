@@ -8,6 +8,11 @@ use apollo_parser::{
     cst::{Definition, OperationType},
     Parser,
 };
+use serde::{
+    de::{MapAccess, SeqAccess, Visitor},
+    Deserialize, Deserializer,
+};
+use std::fmt;
 
 /// The longest body that is read to find its operation, in bytes.
 pub const MOST_READ: usize = 1024 * 1024;
@@ -25,9 +30,11 @@ pub fn of_target(method: &str, path: &str, query: Option<&str>) -> Option<&'stat
         "git-receive-pack" => Some("git/push"),
         _ => None,
     };
+    // As a server reads it: an encoded letter is the letter.
+    let path = percent_encoding::percent_decode_str(path).decode_utf8_lossy();
     if path.ends_with("/info/refs") {
         // Any of several: a server may take the last one or the first.
-        let mut services = query?.split('&').filter_map(|part| service(part.strip_prefix("service=")?));
+        let mut services = query?.split('&').filter_map(|part| service(unescaped(part).strip_prefix("service=")?));
         let first = services.next()?;
         return Some(services.find(|other| *other == "git/push").unwrap_or(first));
     }
@@ -51,7 +58,7 @@ pub fn of_graphql(query: Option<&str>, content_type: &str, body: Option<&[u8]>) 
         .unwrap_or_default()
         .split('&')
         .filter_map(|part| part.split_once('='))
-        .filter(|(name, _)| unescaped(name) == "query")
+        .filter(|(name, _)| unescaped(name).eq_ignore_ascii_case("query"))
         .map(|(_, value)| unescaped(value))
         .collect();
     let in_target = |text: &String| match (of_document(text), of_body) {
@@ -73,30 +80,105 @@ pub fn of_body(content_type: &str, body: &[u8]) -> Option<&'static str> {
     if kind.eq_ignore_ascii_case("application/graphql") {
         return Some(std::str::from_utf8(body).ok().and_then(of_document).unwrap_or(UNKNOWN));
     }
-    let Ok(value) = serde_json::from_slice::<serde_json::Value>(body) else { return None };
-    match &value {
-        serde_json::Value::Object(_) => of_request(&value),
-        serde_json::Value::Array(requests) => {
+    let Ok(content) = serde_json::from_slice::<Content>(body) else { return None };
+    match &content {
+        Content::One(request) => of_request(request),
+        Content::Batch(requests) => {
             // A batch does what its strongest request does; one that is no GraphQL makes all of it unknown.
-            let found: Vec<Option<&str>> = requests.iter().map(of_request).collect();
+            let found: Vec<Option<&str>> = requests.iter().map(|one| of_request(one.as_ref()?)).collect();
             if found.iter().all(Option::is_none) {
                 return None;
             }
             found.into_iter().map(|one| one.unwrap_or(UNKNOWN)).max_by_key(|one| strength(one))
         }
-        _ => None,
+        Content::Other => None,
     }
 }
 
 const UNKNOWN: &str = "graphql/unknown";
 
-fn of_request(request: &serde_json::Value) -> Option<&'static str> {
-    let request = request.as_object()?;
-    match request.get("query") {
-        Some(serde_json::Value::String(document)) => Some(of_document(document).unwrap_or(UNKNOWN)),
-        // A stored document, known by its hash or name: nobody here knows what it does.
-        _ if request.contains_key("extensions") || request.contains_key("operationName") => Some(UNKNOWN),
-        Some(_) | None => None,
+/// A JSON object with every member in its place: of two with one name a server may take either, and some fold case.
+type Members = Vec<(String, serde_json::Value)>;
+
+/// A JSON text, as far as it may be GraphQL.
+enum Content {
+    One(Members),
+    /// None for what is no object.
+    Batch(Vec<Option<Members>>),
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Content, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Content;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON value")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Content, A::Error> {
+                let mut members = Members::new();
+                while let Some(member) = map.next_entry()? {
+                    members.push(member);
+                }
+                Ok(Content::One(members))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Content, A::Error> {
+                let mut batch = Vec::new();
+                while let Some(one) = list.next_element()? {
+                    batch.push(match one {
+                        Content::One(members) => Some(members),
+                        Content::Batch(_) | Content::Other => None,
+                    });
+                }
+                Ok(Content::Batch(batch))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+
+            fn visit_str<E>(self, _: &str) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+
+            fn visit_unit<E>(self) -> Result<Content, E> {
+                Ok(Content::Other)
+            }
+        }
+
+        from.deserialize_any(Reader)
+    }
+}
+
+fn of_request(members: &Members) -> Option<&'static str> {
+    let named = |wanted: &'static str| members.iter().filter(move |(name, _)| name.eq_ignore_ascii_case(wanted));
+    let documents: Vec<&'static str> =
+        named("query").filter_map(|(_, value)| Some(of_document(value.as_str()?).unwrap_or(UNKNOWN))).collect();
+    match documents[..] {
+        [] => {
+            // A stored document, known by its hash or name: nobody here knows what it does.
+            let stored = named("extensions").chain(named("operationName")).next().is_some();
+            stored.then_some(UNKNOWN)
+        }
+        [one] if named("query").count() == 1 => Some(one),
+        _ => Some(UNKNOWN),
     }
 }
 
@@ -163,8 +245,11 @@ mod tests {
         );
         assert_eq!(of_target("POST", "/r/git-upload-pack", None), Some("git/fetch"));
         assert_eq!(of_target("POST", "/r/git-receive-pack", None), Some("git/push"));
+        assert_eq!(of_target("POST", "/r/git-receive%2Dpack", None), Some("git/push"));
+        assert_eq!(of_target("GET", "/r/info/%72efs", Some("%73ervice=git-receive%2dpack")), Some("git/push"));
         for (method, path, query) in [
             ("GET", "/r/git-upload-pack", None),
+            ("POST", "/r/git-upload-pack/", None),
             ("GET", "/r/info/refs", None),
             ("POST", "/x", Some("service=git-upload-pack")),
         ] {
@@ -186,6 +271,12 @@ mod tests {
         assert_eq!(json("not json"), None);
         assert_eq!(of_body("application/graphql", b"subscription { a }"), Some("graphql/subscription"));
         assert_eq!(of_body("application/graphql", b"\xff"), Some("graphql/unknown"));
+        // Of two members a server may take either, and some fold case.
+        assert_eq!(json(r#"{"query":"mutation {b}","query":"{a}"}"#), Some("graphql/unknown"));
+        assert_eq!(json(r#"{"query":"{a}","Query":"mutation {b}"}"#), Some("graphql/unknown"));
+        assert_eq!(json(r#"{"QUERY":"mutation {b}"}"#), Some("graphql/mutation"));
+        assert_eq!(json(r#"{"query":"{a}","query":null}"#), Some("graphql/unknown"));
+        assert_eq!(json(r#"[[{"query":"mutation {b}"}],{"query":"{a}"}]"#), Some("graphql/unknown"));
         // "# mutation" in a comment or a string is none.
         assert_eq!(json(r#"{"query":"{ a(b: \"mutation\") }"}"#), Some("graphql/query"));
     }
@@ -197,6 +288,7 @@ mod tests {
         assert_eq!(of_graphql(Some("query=mutation%20%7Bb%7D"), json, query), Some("graphql/mutation"));
         assert_eq!(of_graphql(Some("%71uery=mutation+{b}"), json, query), Some("graphql/mutation"));
         assert_eq!(of_graphql(Some("query={a}&query=mutation{b}"), "", None), Some("graphql/mutation"));
+        assert_eq!(of_graphql(Some("Query=mutation{b}"), json, query), Some("graphql/mutation"));
         assert_eq!(of_graphql(Some("query=%7B"), json, query), Some("graphql/unknown"));
         assert_eq!(of_graphql(Some("query={a}"), "", None), Some("graphql/query"));
         assert_eq!(of_graphql(Some("query=how+to+tie+a+knot"), "", None), None);
