@@ -9,6 +9,8 @@ import html
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -792,6 +794,27 @@ for name, changes in json.load(open("frames.json")).items():
     case.nothing_unknown(run)
 
 
+def h2spec(case):
+    """What h2spec says of the door's HTTP/2, by its own tests (with --h2spec PROGRAM)."""
+    program = case.laboratory.h2spec
+    port = case.ports["https"]
+    policy = case.policy(rule(["http/request"], host=["api.test"], port=[port]))
+    work = case.laboratory.folder("h2spec")
+    shutil.copy(program, work / "h2spec")
+    run = case.laboratory.run(
+        work,
+        ["--policy", policy, "--no-apply"],
+        ["./h2spec", "--host", "api.test", "--port", str(port), "--tls", "--insecure", "--path", "/hello"],
+        timeout=300,
+    )
+    text = run.stdout.decode(errors="replace")
+    counts = re.search(r"(\d+) tests, (\d+) passed, (\d+) skipped, (\d+) failed", text)
+    case.expect(counts, f"h2spec did not come to its end: {run.text[-600:]}")
+    if counts:
+        say(f"h2spec: {counts.group(0)}")
+        case.expect(counts.group(4) == "0", f"{counts.group(0)}\n{text[text.find('Failures:'):][:6000]}")
+
+
 def tunnels(case):
     """TLS that is not opened: its name has to be the one that was connected to."""
     ports = case.ports
@@ -1275,6 +1298,7 @@ CASES = {
         inward,
         shapes,
         frames,
+        h2spec,
         tunnels,
         disguise,
         secrets,
@@ -1291,6 +1315,8 @@ def all_of_them(laboratory, given):
     rows = []
     for name, function in CASES.items():
         if given.case and name not in given.case:
+            continue
+        if name == "h2spec" and not laboratory.h2spec:
             continue
         case = Case(laboratory, name)
         say(f"{name}: {function.__doc__.splitlines()[0]}")

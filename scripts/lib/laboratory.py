@@ -59,7 +59,8 @@ class Run:
 class Laboratory:
     """The servers, and a state directory of its own."""
 
-    def __init__(self, scratch, tools):
+    def __init__(self, scratch, tools, h2spec=None):
+        self.h2spec = h2spec
         self.scratch = pathlib.Path(scratch)
         self.tools = pathlib.Path(tools)
         self.origin = self.scratch / "origin"

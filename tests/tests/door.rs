@@ -298,6 +298,54 @@ fn a_recorded_run_is_replayed_byte_for_byte_without_its_servers() {
 }
 
 #[test]
+fn a_recorded_connection_is_held_again_and_a_program_that_says_something_else_is_told_apart() {
+    /// Sends what stands in a file, and prints what comes back.
+    const TALK: &str = r#"
+import socket, sys
+s = socket.create_connection(("api.test", int(sys.argv[1])), 20)
+for word in open("words", "rb"):
+    s.sendall(word)
+    print(s.recv(100).decode().strip(), flush=True)
+s.shutdown(socket.SHUT_WR)
+print(s.recv(100).decode().strip())
+"#;
+    every_identity(|world| {
+        let net = Net::new(Origin::plain());
+        let server = TcpListener::bind("127.0.0.1:0").expect("the loopback has a port");
+        let port = server.local_addr().expect("it has an address").port();
+        let talk = thread::spawn(move || {
+            let (mut stream, _) = server.accept().expect("somebody comes");
+            let mut piece = [0; 100];
+            // No two answers are alike, and after this conversation there is no server.
+            for number in 1.. {
+                let length = stream.read(&mut piece).expect("the program talks");
+                let last = length == 0;
+                stream.write_all(format!("{number}: {length}\n").as_bytes()).expect("the program listens");
+                if last {
+                    return;
+                }
+            }
+        });
+        world.write("talk.py", TALK);
+        world.write("words", "one\nthree\n");
+        let mut arguments = net.flags();
+        arguments.extend(["--allow".to_owned(), format!("api.test:{port}"), "--record".to_owned()]);
+        arguments.extend(["--", "python3", "talk.py", &port.to_string()].map(str::to_owned));
+        let recorded = world.run(&arguments).finish().expect_status(0);
+        assert_eq!(recorded.out(), "1: 4\n2: 6\n3: 0\n", "{recorded}");
+        talk.join().expect("the server is done");
+        let run = world.last_run()["id"].as_str().expect("a run has an id").to_owned();
+        let replayed = world.run(["--replay", &run]).finish().expect_status(0);
+        assert_eq!(replayed.out(), recorded.out(), "{replayed}");
+
+        world.write("words", "one\nother\n");
+        let differs = world.run(["--replay", &run]).finish().expect_status(125);
+        assert!(differs.err().contains("said something else from byte 4 on"), "{differs}");
+        assert_eq!(differs.out().lines().next(), Some("1: 4"), "up to there it is as recorded: {differs}");
+    });
+}
+
+#[test]
 fn faults_arrive_as_a_server_or_a_network_would_show_them() {
     every_identity(|world| {
         let net = Net::new(Origin::plain());

@@ -47,6 +47,12 @@ pub trait Handler: Send + Sync {
 pub trait World: Send + Sync {
     /// Does the effect, whatever it is. Only the chain calls this.
     fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer>;
+
+    /// Gives whoever waits an answer that a handler has in the world's place, where that takes more than handing it
+    /// over: a conversation is held, and can come out otherwise, which is the answer then. Nothing is done.
+    fn give<'a>(&'a self, _effect: &'a Effect, answer: Answer) -> BoxFuture<'a, Answer> {
+        Box::pin(std::future::ready(answer))
+    }
 }
 
 /// What lies further in. Consumed by forwarding, so a handler forwards once
@@ -104,7 +110,12 @@ impl<'a> Next<'a> {
         }
     }
 
-    /// The same, with something that a person must agree to further in. The first question stays: a person is asked
+    /// Ends the way in, and gives the asker this answer in the world's place.
+    fn give(self, effect: &'a Effect, answer: Answer) -> BoxFuture<'a, Answer> {
+        self.world.give(effect, answer)
+    }
+
+    /// Forwards with something that a person must agree to further in. The first question stays: a person is asked
     /// once.
     #[must_use]
     pub fn asking(self, question: Question) -> Next<'a> {

@@ -155,6 +155,10 @@ impl World for Edge<'_> {
             answer
         })
     }
+
+    fn give<'a>(&'a self, effect: &'a Effect, answer: Answer) -> BoxFuture<'a, Answer> {
+        self.world.give(effect, answer)
+    }
 }
 
 /// Writes the receipt of an effect whose asker went away before there was an answer.

@@ -350,8 +350,10 @@ impl Replay {
     fn whole<'e>(&self, entry: &'e Entry, asked: &Asked, state: &mut State) -> Result<&'e Entry, Box<Divergence>> {
         let passed = matches!(entry.answer.decision, Decision::Allowed | Decision::Answered);
         let reason = match &entry.request {
-            Request::Net(net::Request::Connect { .. }) if passed && entry.door == Door::Network => {
-                "a connection cannot be replayed: a recording holds how many bytes passed, and not the bytes"
+            Request::Net(net::Request::Connect { .. })
+                if passed && entry.door == Door::Network && entry.answer.body.is_none() =>
+            {
+                "what passed over the connection is not in the recording, only how much"
             }
             _ if passed && entry.answer.body.is_none() && entry.answer.value["body"] == NOT_RECORDED => {
                 "its answer was too long to be recorded"
@@ -538,7 +540,7 @@ impl Handler for Replay {
     }
 
     /// Never forwards.
-    fn handle<'a>(&'a self, effect: &'a Effect, _next: Next<'a>) -> BoxFuture<'a, Answer> {
+    fn handle<'a>(&'a self, effect: &'a Effect, next: Next<'a>) -> BoxFuture<'a, Answer> {
         Box::pin(async move {
             // A name's addresses are made within the run, and only what went wrong with one is recorded.
             let is_of_name = |entry: &Entry| entry.kind == Kind::NetResolve && entry.resource == effect.resource;
@@ -550,7 +552,12 @@ impl Handler for Replay {
                 Ok(entry) => {
                     let answer = self.answer(entry);
                     self.mirror(effect, &answer).await;
-                    answer
+                    let succeeds = answer.is_success();
+                    let given = next.give(effect, answer).await;
+                    if succeeds && !given.is_success() {
+                        self.differs(format!("{} {}", effect.kind, effect.resource), given.reason.clone());
+                    }
+                    given
                 }
                 Err(divergence) => Answer::refused(
                     NAME,
@@ -698,7 +705,7 @@ mod tests {
         let told = |effect: &Effect| wait(ask(vec![replay.clone() as _], effect, &FakeWorld::default()));
         let answer = told(&connect("db.test", 22));
         assert_eq!((answer.decision, answer.decided_by), (Decision::Refused, NAME));
-        assert!(answer.reason.contains("a connection cannot be replayed"), "{answer:?}");
+        assert!(answer.reason.contains("what passed over the connection is not in the recording"), "{answer:?}");
         assert_eq!(told(&connect("no.test", 22)).decision, Decision::Failed);
         for url in ["https://api.test/long", "https://api.test/streamed"] {
             let answer = told(&get(url));
@@ -706,6 +713,33 @@ mod tests {
         }
         let report = replay.finish(None, None, 0);
         assert_eq!((report.answered, report.diverged, report.unasked_count), (1, 3, 0));
+    }
+
+    #[test]
+    fn a_conversation_that_comes_out_otherwise_is_a_divergence() {
+        /// Somebody who says something else.
+        struct Other;
+
+        impl World for Other {
+            fn execute<'a>(&'a self, effect: &'a Effect) -> BoxFuture<'a, Answer> {
+                panic!("{} reached the world in a replay", effect.kind)
+            }
+
+            fn give<'a>(&'a self, _effect: &'a Effect, answer: Answer) -> BoxFuture<'a, Answer> {
+                assert_eq!(answer.body.as_deref(), Some(&b"talk"[..]));
+                Box::pin(async { Answer::refused(NAME, "the program said something else", "") })
+            }
+        }
+
+        let talk = || Answer { body: Some(b"talk".to_vec()), ..Answer::done(json!({"sent": 1, "received": 2}), 3) };
+        let replay = replaying(&[(connect("db.test", 22), talk()), (connect("db.test", 22), talk())]);
+        let same = wait(ask(vec![replay.clone() as _], &connect("db.test", 22), &Bomb));
+        assert_eq!((same.decision, same.body.as_deref()), (Decision::Answered, Some(&b"talk"[..])));
+        let other = wait(ask(vec![replay.clone() as _], &connect("db.test", 22), &Other));
+        assert_eq!(other.decision, Decision::Refused);
+        let report = replay.finish(None, None, 0);
+        assert_eq!((report.diverged, report.unasked_count), (1, 0));
+        assert!(report.divergences[0].reason.contains("something else"), "{report:?}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The world: the code that really does what the chain allowed.
 
+pub mod conversation;
 pub mod fs;
 pub mod http;
 pub mod net;

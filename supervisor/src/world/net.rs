@@ -3,10 +3,13 @@
 //! Only for an effect that the chain let through. Every address that a name leads to is looked at before it is dialled,
 //! and the one that was looked at is the one that is dialled, so a name server cannot change its mind in between.
 
-use super::words::{first_words, Speaks};
+use super::{
+    conversation::{pieces, Conversation, Side},
+    words::{first_words, Speaks},
+};
 use crate::{
     chain::{Answer, BoxFuture, World},
-    effect::{net, Effect, Request},
+    effect::{net, Digest, Effect, Request},
 };
 use hickory_resolver::{
     config::{ConnectionConfig, NameServerConfig, ResolveHosts, ResolverConfig},
@@ -180,13 +183,21 @@ pub struct Tunnel {
     requests: Requests,
     /// Says when the run is over.
     over: watch::Receiver<bool>,
+    /// Whether what passes is kept, for a recording.
+    keeps: bool,
     inside: Mutex<Option<TcpStream>>,
 }
 
 impl Tunnel {
     /// For this connection of the program's.
     pub fn new(outside: Arc<Outside>, inside: TcpStream, requests: Requests, over: watch::Receiver<bool>) -> Tunnel {
-        Tunnel { outside, requests, over, inside: Mutex::new(Some(inside)) }
+        Tunnel { outside, requests, over, keeps: false, inside: Mutex::new(Some(inside)) }
+    }
+
+    /// The same, with what passes in its answer.
+    #[must_use]
+    pub fn keeping(self) -> Tunnel {
+        Tunnel { keeps: true, ..self }
     }
 
     /// The program's connection, if the world was not reached.
@@ -217,6 +228,7 @@ impl Tunnel {
         let (from_program, to_program) = inside.into_split();
         let (from_server, to_server) = outside.into_split();
         let (mut sent, mut received) = (0, 0);
+        let kept = self.keeps.then(Mutex::<Conversation>::default);
         let mut named = None;
         let ended = {
             let up = async {
@@ -231,10 +243,13 @@ impl Tunnel {
                     Speaks::Tls(name) => named = Some(name),
                     Speaks::Http | Speaks::Other | Speaks::Nothing => {}
                 }
-                copy(from_program, to_server, &mut sent).await.map_err(|error| Ended::Broken(error.to_string()))
+                let way = Way { side: Side::Program, kept: kept.as_ref() };
+                copy(from_program, to_server, &mut sent, way).await.map_err(|error| Ended::Broken(error.to_string()))
             };
-            let down =
-                async { copy(from_server, to_program, &mut received).await.map_err(|e| Ended::Broken(e.to_string())) };
+            let down = async {
+                let way = Way { side: Side::Server, kept: kept.as_ref() };
+                copy(from_server, to_program, &mut received, way).await.map_err(|e| Ended::Broken(e.to_string()))
+            };
             tokio::select! {
                 ended = async { tokio::try_join!(up, down).map(|_| ()) } => ended,
                 ended = self.run_over() => ended,
@@ -248,7 +263,8 @@ impl Tunnel {
         };
         let counted = format!("{sent} bytes sent, {received} received{tls}");
         let value = serde_json::json!({ "sent": sent, "received": received });
-        match ended {
+        let body = kept.and_then(|kept| kept.into_inner().unwrap_or_else(PoisonError::into_inner).finish());
+        let answer = match ended {
             Ok(()) => Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) },
             Err(Ended::RunOver) => {
                 Answer { reason: format!("closed as the run ended; {counted}"), ..Answer::done(value, total) }
@@ -266,6 +282,62 @@ impl Tunnel {
                 format!("the connection is to `{host}`, and its TLS handshake names `{name}`"),
                 format!("connect to `{name}` by that name, and admit it: `--allow {name}`"),
             ),
+        };
+        match answer.is_success() {
+            true => Answer { digest: body.as_deref().map(Digest::of), body, ..answer },
+            false => answer,
+        }
+    }
+
+    /// Holds a conversation again with the program, which has to say what it said then.
+    async fn play(&self, host: &str, port: u16, answer: Answer) -> Answer {
+        let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let said = answer.body.as_deref().and_then(pieces);
+        let (Some(mut inside), Some(said)) = (inside, said) else { return answer };
+        let held = async {
+            let mut of_program = 0;
+            for piece in said {
+                match (piece.side, piece.bytes) {
+                    (Side::Server, []) => inside.shutdown().await.map_err(|error| error.to_string())?,
+                    (Side::Server, bytes) => inside.write_all(bytes).await.map_err(|error| error.to_string())?,
+                    (Side::Program, []) => {
+                        if inside.read(&mut [0]).await.map_err(|error| error.to_string())? > 0 {
+                            return Err(format!("said more than {of_program} bytes"));
+                        }
+                    }
+                    (Side::Program, bytes) => {
+                        let mut got = vec![0; PIECE.min(bytes.len())];
+                        for expected in bytes.chunks(PIECE) {
+                            let got = &mut got[..expected.len()];
+                            if inside.read_exact(got).await.is_err() {
+                                return Err(format!("said less than the recorded bytes after byte {of_program}"));
+                            }
+                            if let Some(at) = got.iter().zip(expected).position(|(one, other)| one != other) {
+                                return Err(format!("said something else from byte {} on", of_program + at));
+                            }
+                            of_program += expected.len();
+                        }
+                    }
+                }
+            }
+            Ok(())
+        };
+        let mut over = self.over.clone();
+        let ended = tokio::select! {
+            ended = held => ended,
+            _ = async { over.wait_for(|over| *over).await.map(|_| ()) } => Err("ended before all of it was said".to_owned()),
+        };
+        match ended {
+            Ok(()) => answer,
+            Err(how) => {
+                reset(&inside);
+                Answer::refused(
+                    "replay",
+                    format!("on the connection to `{}:{port}` the program {how}", net::bracketed(host)),
+                    "what is encrypted by the program itself, or holds the time, cannot be replayed; record the run anew \
+                     where the program has changed",
+                )
+            }
         }
     }
 }
@@ -287,15 +359,42 @@ impl World for Tunnel {
             }
         })
     }
+
+    fn give<'a>(&'a self, effect: &'a Effect, answer: Answer) -> BoxFuture<'a, Answer> {
+        Box::pin(async move {
+            match &effect.request {
+                Request::Net(net::Request::Connect { host, port, .. }) if answer.is_success() => {
+                    self.play(host, *port, answer).await
+                }
+                _ => answer,
+            }
+        })
+    }
 }
 
-async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &mut u64) -> io::Result<()> {
+/// One direction of a connection, and where what passes is kept.
+struct Way<'a> {
+    side: Side,
+    kept: Option<&'a Mutex<Conversation>>,
+}
+
+impl Way<'_> {
+    fn keep(&self, keep: impl FnOnce(&mut Conversation)) {
+        if let Some(kept) = self.kept {
+            keep(&mut kept.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+}
+
+async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &mut u64, way: Way<'_>) -> io::Result<()> {
     let mut piece = vec![0; PIECE];
     loop {
         let length = from.read(&mut piece).await?;
         if length == 0 {
+            way.keep(|kept| kept.ended(way.side));
             return to.shutdown().await;
         }
+        way.keep(|kept| kept.said(way.side, &piece[..length]));
         to.write_all(&piece[..length]).await?;
         *count += length as u64;
     }

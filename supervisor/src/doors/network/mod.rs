@@ -6,6 +6,7 @@
 //! or without TLS, and one `net/connect` effect where it speaks anything else.
 
 pub mod authority;
+mod courteous;
 pub mod dns;
 pub mod names;
 pub mod operation;
@@ -22,6 +23,7 @@ use crate::{
     },
 };
 use authority::{Authority, OneHost};
+use courteous::Courteous;
 use dns::{Verdict, Wanted};
 use hyper::service::service_fn;
 use hyper_util::{
@@ -36,7 +38,10 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     os::fd::{AsFd as _, OwnedFd},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, OnceLock, PoisonError,
+    },
     time::Duration,
 };
 use tokio::{
@@ -50,6 +55,9 @@ use tokio_rustls::LazyConfigAcceptor;
 
 /// Connections of one run that are served at once. Further ones wait in the kernel's backlog.
 pub const MAX_CONNECTIONS: usize = 2048;
+
+/// How a handshake names HTTP/2 (RFC 9113, section 3.1).
+const HTTP_2: &[u8] = b"h2";
 
 /// Questions about names that wait for an answer at once; further ones are dropped, and asked again by their resolver.
 const MAX_QUESTIONS: usize = 256;
@@ -248,7 +256,7 @@ impl Door {
             }
             Speaks::Http => {
                 let line = Line::of(&stream);
-                self.requests(TokioIo::new(stream), target, Scheme::Http, line).await;
+                self.requests(TokioIo::new(stream), target, Scheme::Http, line, None).await;
             }
             Speaks::Tls(name) => self.within_tls(stream, Target { tls_name: name, ..target }).await,
         }
@@ -277,6 +285,7 @@ impl Door {
         let request = net::Request::Connect { host: target.host, port: target.port, transport: net::Transport::Tcp };
         let effect = self.effect(request, Kind::NetConnect);
         let tunnel = Tunnel::new(Arc::clone(&self.outside), stream, requests, self.over.clone());
+        let tunnel = if self.delivery == Delivery::Live { tunnel } else { tunnel.keeping() };
         self.chain.perform(&effect, &tunnel).await;
         // Whoever said no: the connect itself has succeeded, so a reset is how a program is told.
         if let Some(stream) = tunnel.into_inside() {
@@ -284,12 +293,18 @@ impl Door {
         }
     }
 
-    async fn requests<S>(self: &Arc<Self>, stream: TokioIo<S>, target: Target, scheme: Scheme, line: Line)
-    where
+    /// Serves the requests of a connection, in the protocol that its handshake agreed on, or in what they come in.
+    async fn requests<S>(
+        self: &Arc<Self>,
+        stream: TokioIo<S>,
+        target: Target,
+        scheme: Scheme,
+        line: Arc<Line>,
+        agreed: Option<&[u8]>,
+    ) where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
         let target = Arc::new(target);
-        let line = Arc::new(line);
         let service = service_fn(|request| {
             relay::serve(Arc::clone(self), Arc::clone(&target), scheme, Arc::clone(&line), request)
         });
@@ -299,6 +314,8 @@ impl Door {
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .preserve_header_case(true)
+            // What did not come over HTTP/1.1 itself, as an answer from a recording, is written as most servers do.
+            .title_case_headers(true)
             .auto_date_header(false)
             .max_headers(200)
             .half_close(true);
@@ -308,7 +325,11 @@ impl Door {
             .timer(TokioTimer::new())
             .max_concurrent_streams(256)
             .enable_connect_protocol();
-        if let Err(error) = server.serve_connection_with_upgrades(stream, service).await {
+        let served = match agreed {
+            Some(HTTP_2) => server.http2_only().serve_connection(stream, service).await,
+            Some(_) | None => server.serve_connection_with_upgrades(stream, service).await,
+        };
+        if let Err(error) = served {
             tracing::debug!(%error, host = target.host, "a connection ended early");
         }
     }
@@ -327,7 +348,11 @@ impl Door {
             start.into_stream(config).await
         };
         match timeout(HEAD_TIMEOUT, accept).await {
-            Ok(Ok(stream)) => self.requests(TokioIo::new(stream), target, Scheme::Https, line).await,
+            Ok(Ok(stream)) => {
+                let stream = Courteous::new(stream, Arc::clone(&line));
+                let agreed = stream.agreed().map(<[u8]>::to_vec);
+                self.requests(TokioIo::new(stream), target, Scheme::Https, line, agreed.as_deref()).await;
+            }
             Ok(Err(cause)) => self.distrusted(target, &cause.to_string()).await,
             Err(_elapsed) => {}
         }
@@ -360,7 +385,7 @@ impl Door {
             .map_err(|error| error.to_string())?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(OneHost(certificate)));
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![HTTP_2.to_vec(), b"http/1.1".to_vec()];
         let config = Arc::new(config);
         let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
         if servers.len() < names::MAX_NAMES {
@@ -463,19 +488,27 @@ async fn answer_questions(door: Arc<Door>, socket: Arc<UdpSocket>) {
 }
 
 /// A connection of the program's, beside its traffic.
-pub(super) struct Line(Option<OwnedFd>);
+pub(super) struct Line {
+    own: Option<OwnedFd>,
+    reset: AtomicBool,
+}
 
 impl Line {
-    fn of(stream: &TcpStream) -> Line {
+    fn of(stream: &TcpStream) -> Arc<Line> {
         // Without a descriptor to spare, the program sees an orderly end in the place of a reset.
-        Line(stream.as_fd().try_clone_to_owned().ok())
+        Arc::new(Line { own: stream.as_fd().try_clone_to_owned().ok(), reset: AtomicBool::new(false) })
     }
 
     /// Makes it end with a reset once it is closed.
     fn reset(&self) {
-        if let Some(line) = &self.0 {
-            reset(line);
+        self.reset.store(true, Ordering::Relaxed);
+        if let Some(own) = &self.own {
+            reset(own);
         }
+    }
+
+    fn is_reset(&self) -> bool {
+        self.reset.load(Ordering::Relaxed)
     }
 }
 

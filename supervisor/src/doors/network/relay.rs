@@ -15,17 +15,30 @@ use crate::{
 use futures_util::StreamExt as _;
 use http_body_util::{combinators::UnsyncBoxBody, BodyExt as _, Empty, Full, StreamBody};
 use hyper::{
-    body::{Body, Bytes, Frame, Incoming},
+    body::{Body, Bytes, Frame, Incoming, SizeHint},
     ext::ReasonPhrase,
     header::{self, HeaderName, HeaderValue},
     Method, Request, Response, StatusCode, Uri, Version,
 };
-use std::{collections::VecDeque, sync::Arc};
-use tokio::sync::{oneshot, watch};
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{ready, Context, Poll},
+    time::Duration,
+};
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+    time::timeout,
+};
 
 /// The longest body that is held until the effect is decided, so that its digest is part of the effect. A longer one
 /// streams.
 const MOST_HELD: usize = 64 * 1024;
+
+/// How long content that nobody wants is read.
+const UNWANTED: Duration = Duration::from_secs(30);
 
 /// The body of a response to the program.
 pub type Reply = UnsyncBoxBody<Bytes, BodyError>;
@@ -92,6 +105,48 @@ struct Prepared {
     body_of_head: bool,
 }
 
+/// The rest of a request's content. An answer can come before all of it was read, and then the program is still sending:
+/// to close on it would lose the answer, by a reset of the stream or the connection. So what nobody wants is read and
+/// thrown away for a while.
+struct Rest {
+    content: Option<Incoming>,
+    /// Whether the program is sending: not one that waits for the word to do so.
+    sending: bool,
+}
+
+impl Body for Rest {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.sending = true;
+        let Some(content) = &mut self.content else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(content).poll_frame(cx));
+        if !matches!(frame, Some(Ok(_))) {
+            self.content = None;
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(BodyError::from)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.content.as_ref().map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        let unwanted = self.content.take().filter(|content| self.sending && !content.is_end_stream());
+        if let (Some(mut content), Ok(runtime)) = (unwanted, Handle::try_current()) {
+            let read = async move { while let Some(Ok(_)) = content.frame().await {} };
+            runtime.spawn(timeout(UNWANTED, read));
+        }
+    }
+}
+
 async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Request<Incoming>) -> Prepared {
     let objection = objection(target, scheme, &request);
     let upgrade = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
@@ -112,6 +167,7 @@ async fn prepare(door: &Door, target: &Target, scheme: Scheme, mut request: Requ
         true => (Held::default(), Some(body)),
         false => hold(body, if readable { operation::MOST_READ } else { MOST_HELD }).await,
     };
+    let rest = rest.map(|content| Rest { content: Some(content), sending: !waits });
     let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let carried = match (&rest, held.bytes) {
         (None, 0) => effect::http::Body::Empty,
@@ -285,9 +341,9 @@ impl Held {
         Digest::of(&self.joined())
     }
 
-    fn followed_by(self, rest: Option<Incoming>, sent: &Arc<Counter>, watch: Option<Watch>) -> Outgoing {
+    fn followed_by(self, rest: Option<Rest>, sent: &Arc<Counter>, watch: Option<Watch>) -> Outgoing {
         match rest {
-            Some(body) if self.frames.is_empty() && watch.is_none() => counted(body.map_err(BodyError::from), sent),
+            Some(body) if self.frames.is_empty() && watch.is_none() => counted(body, sent),
             None if self.frames.is_empty() => Empty::new().map_err(|never| match never {}).boxed_unsync(),
             // One piece, so that its length is known and announced again.
             None if self.frames.iter().all(Frame::is_data) => {
@@ -298,7 +354,7 @@ impl Held {
                 let first = futures_util::stream::iter(self.frames.into_iter().map(Ok));
                 let then = futures_util::stream::unfold(rest, |rest| async move {
                     let mut body = rest?;
-                    let frame = body.frame().await?.map_err(BodyError::from);
+                    let frame = body.frame().await?;
                     Some((frame, Some(body)))
                 });
                 let all = first.chain(then).map(watched(watch));

@@ -107,29 +107,34 @@ impl Answering {
     /// recording, which answers it. Nothing of it reaches the world.
     pub(super) fn reaching_what_was_recorded(&self, mut policy: Policy) -> Policy {
         let entries = self.replayed().map(|recording| recording.entries.as_slice()).unwrap_or_default();
-        let hosts =
+        // Each target by the kind it was reached by, so that a connection is taken for the same now as then.
+        let targets =
             entries.iter().filter(|entry| entry.door == Door::Network).filter_map(|entry| match &entry.request {
-                Request::Http(http::Request { host, .. }) | Request::Net(net::Request::Connect { host, .. }) => {
-                    HostPattern::parse(host).ok()
+                Request::Http(http::Request { host, port, .. })
+                | Request::Net(net::Request::Connect { host, port, .. }) => {
+                    Some((entry.kind, HostPattern::parse(host).ok()?, *port))
                 }
                 _ => None,
             });
-        let mut hosts: Vec<HostPattern> = hosts.collect();
-        hosts.sort();
-        hosts.dedup();
-        if !hosts.is_empty() {
-            let rule = Rule {
+        let mut targets: Vec<(Kind, HostPattern, u16)> = targets.collect();
+        targets.sort();
+        targets.dedup();
+        let rules: Vec<Rule> = targets
+            .into_iter()
+            .map(|(kind, host, port)| Rule {
                 verdict: Verdict::Allow,
-                kinds: Kinds::Only(vec![Kind::HttpRequest, Kind::NetConnect]),
+                kinds: Kinds::Only(vec![kind]),
                 paths: Paths::Any,
-                target: Target { hosts: Some(Listed::new(hosts)), ..Target::default() },
+                target: Target { hosts: Some(Listed::new(vec![host])), ports: Some(vec![port]), ..Target::default() },
                 origin: Origin {
                     file: "the recording".to_owned(),
                     line: 0,
                     text: "allow what was reached when it was recorded, to be answered from it".to_owned(),
                 },
-            };
-            policy.admission = policy.admission.with_rules(&policy.name.clone(), vec![rule]);
+            })
+            .collect();
+        if !rules.is_empty() {
+            policy.admission = policy.admission.with_rules(&policy.name.clone(), rules);
         }
         policy
     }
