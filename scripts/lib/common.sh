@@ -49,6 +49,9 @@ missing_packages() {
             psql) command -v psql >/dev/null || echo postgresql-client ;;
             postgres) compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || echo postgresql ;;
             go) command -v go >/dev/null || echo golang-go ;;
+            mmdebstrap) command -v mmdebstrap >/dev/null || echo mmdebstrap ;;
+            qemu) command -v qemu-system-x86_64 >/dev/null || echo qemu-system-x86 ;;
+            mke2fs) command -v mke2fs >/dev/null || echo e2fsprogs ;;
             certificates) [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates ;;
             *) fail "the scripts do not know how to install $need" ;;
         esac

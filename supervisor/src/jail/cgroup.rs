@@ -15,8 +15,9 @@ use nix::unistd::Pid;
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::process::CommandExt as _,
     path::{Component, Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -285,7 +286,34 @@ pub enum SwapCap {
 pub struct Group {
     version: Version,
     directories: BTreeMap<Controller, PathBuf>,
-    scope: Option<(Manager, String)>,
+    /// What keeps a scope of systemd's from going.
+    keeper: Option<Keeper>,
+}
+
+/// A process that does nothing in a scope. systemd removes a scope with its last process, and with it what the kernel
+/// counted there: how a run ended must be readable after its jail is gone. It ends with this process, whose pipe it
+/// reads.
+#[derive(Debug)]
+struct Keeper(Child);
+
+impl Keeper {
+    fn start() -> io::Result<Keeper> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "read -r _"]).env_clear().current_dir("/").process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Keeper)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.0.id().cast_signed())
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // Gone already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 impl Group {
@@ -313,7 +341,7 @@ impl Group {
         let directory = delegated.join(group_name(run));
         fs::create_dir(&directory).map_err(io_error(&directory, "mkdir(2)"))?;
         let directories = wanted.iter().map(|one| (*one, directory.clone())).collect();
-        Ok(Group { version: Version::Unified, directories, scope: None })
+        Ok(Group { version: Version::Unified, directories, keeper: None })
     }
 
     /// Makes one group in each of version 1's hierarchies that is wanted and ours to write.
@@ -323,7 +351,7 @@ impl Group {
     /// # Errors
     /// [`CgroupError::NoPlace`] where none can be written.
     pub fn legacy(environment: &CgroupEnvironment, run: &RunId, wanted: &[Controller]) -> Result<Group, CgroupError> {
-        let mut group = Group { version: Version::Legacy, directories: BTreeMap::new(), scope: None };
+        let mut group = Group { version: Version::Legacy, directories: BTreeMap::new(), keeper: None };
         let mut why = "version 1 is not mounted".to_owned();
         for controller in wanted {
             let Some(own) = environment.legacy.get(controller) else { continue };
@@ -366,9 +394,12 @@ impl Group {
             .unified
             .as_ref()
             .ok_or_else(|| failed("version 2 is not mounted, so its limits cannot be checked".into()))?;
+        let keeper = Keeper::start().map_err(|error| failed(format!("starting /bin/sh: {error}")))?;
+        // It counts among the processes, and is none of the run's.
+        let bounds = ScopeBounds { pids: bounds.pids.map(|count| count.saturating_add(1)), ..*bounds };
         let ask = |policy| {
             let mut command = Command::new("busctl");
-            command.args(scope_request(manager, &unit, pid, bounds, policy)).stdin(Stdio::null());
+            command.args(scope_request(manager, &unit, [keeper.pid(), pid], &bounds, policy)).stdin(Stdio::null());
             command.output().map_err(|error| failed(format!("starting busctl: {error}")))
         };
         let said = |answer: &std::process::Output| String::from_utf8_lossy(&answer.stderr).trim().to_owned();
@@ -400,7 +431,7 @@ impl Group {
                 directories.insert(controller, directory.clone());
             }
         }
-        Ok(Group { version: Version::Unified, directories, scope: Some((manager, unit)) })
+        Ok(Group { version: Version::Unified, directories, keeper: Some(keeper) })
     }
 
     /// Which interface the group has.
@@ -415,7 +446,7 @@ impl Group {
 
     /// How the receipt names the mechanism.
     pub fn describe(&self) -> &'static str {
-        match (self.version, &self.scope) {
+        match (self.version, &self.keeper) {
             (_, Some(_)) => "a systemd scope",
             (Version::Unified, None) => "a control group (version 2)",
             (Version::Legacy, None) => "a control group (version 1)",
@@ -504,8 +535,7 @@ impl Group {
     /// The processes in the group now, as this process's namespace numbers them.
     pub fn members(&self) -> Vec<Pid> {
         let listed = self.places().first().and_then(|directory| members_of(directory).ok()).unwrap_or_default();
-        // While a thread of ours is in the group to start a process there, version 1 lists our own process.
-        listed.into_iter().filter(|pid| *pid != Pid::this()).collect()
+        listed.into_iter().filter(|pid| !self.spares(*pid)).collect()
     }
 
     /// Processor time used by everything that ever was in the group, in microseconds.
@@ -548,7 +578,8 @@ impl Group {
     pub fn pids_peak(&self) -> Option<u64> {
         let directory = self.directories.get(&Controller::Pids)?;
         // `pids.peak` is of Linux 6.1.
-        number(&directory.join("pids.peak")).or_else(|| number(&directory.join("pids.current")))
+        let peak = number(&directory.join("pids.peak")).or_else(|| number(&directory.join("pids.current")))?;
+        Some(peak.saturating_sub(u64::from(self.keeper.is_some())))
     }
 
     /// Whether the kernel's out-of-memory report names this group: the path that it prints as `oom_memcg=`.
@@ -564,9 +595,9 @@ impl Group {
     ///
     /// Version 2 has one write for it, which no fork escapes. Version 1 has not; there the members are killed as they
     /// are listed, and the caller repeats until none is left. Inside a jail one round is enough: pid 1 is among the
-    /// members, and the kernel ends a pid namespace with its pid 1.
+    /// members, and the kernel ends a pid namespace with its pid 1. So it is in a scope, whose keeper stays.
     pub fn kill(&self) {
-        if self.version == Version::Unified {
+        if self.version == Version::Unified && self.keeper.is_none() {
             if let Some(directory) = self.places().first() {
                 if fs::write(directory.join("cgroup.kill"), "1").is_ok() {
                     return;
@@ -574,8 +605,14 @@ impl Group {
             }
         }
         for directory in self.places() {
-            kill_members(&directory);
+            kill_members(&directory, |pid| self.spares(pid));
         }
+    }
+
+    /// Whether a member is none of the run's: while a thread of ours is in the group to start a process there, version 1
+    /// lists our own process, and a scope has its keeper.
+    fn spares(&self, pid: Pid) -> bool {
+        pid == Pid::this() || self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == pid)
     }
 
     /// The group's distinct directories.
@@ -589,8 +626,8 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.scope.is_some() {
-            // systemd removes a scope when its last process is gone.
+        if self.keeper.is_some() {
+            // systemd removes a scope when its last process is gone, which is the keeper.
             return;
         }
         // Almost always the members are gone and this is one call each. After a kill it takes the kernel some
@@ -622,11 +659,10 @@ fn removed_within(mut places: Vec<PathBuf>, patience: Duration) -> Vec<PathBuf> 
     }
 }
 
-/// Kills the members of a version 1 group as they are listed.
-fn kill_members(directory: &Path) {
+/// Kills the members of a group as they are listed.
+fn kill_members(directory: &Path, spares: impl Fn(Pid) -> bool) {
     for pid in members_of(directory).unwrap_or_default() {
-        // See `Group::members`.
-        if pid == Pid::this() {
+        if spares(pid) {
             continue;
         }
         // A pid may be another process by now; the handle cannot, once it is found to be a member.
@@ -656,7 +692,7 @@ pub fn sweep(environment: &CgroupEnvironment, is_over: impl Fn(&RunId) -> bool) 
             let Some(run) = name.to_str().and_then(|name| name.strip_prefix("tollgate-run-")) else { continue };
             let place = entry.path();
             if is_over(&RunId(run.to_owned())) && !removed(&place) {
-                kill_members(&place);
+                kill_members(&place, |pid| pid == Pid::this());
                 left.push(place);
             }
         }
@@ -685,14 +721,15 @@ enum OomPolicy {
 }
 
 /// The arguments of `busctl` for `StartTransientUnit` (org.freedesktop.systemd1(5)).
-fn scope_request(manager: Manager, unit: &str, pid: Pid, bounds: &ScopeBounds, policy: OomPolicy) -> Vec<String> {
+fn scope_request(manager: Manager, unit: &str, pids: [Pid; 2], bounds: &ScopeBounds, policy: OomPolicy) -> Vec<String> {
     let mut properties: Vec<String> = vec![];
     let mut count = 0_usize;
     let mut add = |words: &[&str]| {
         properties.extend(words.iter().map(|word| (*word).to_owned()));
         count += 1;
     };
-    add(&["PIDs", "au", "1", &pid.to_string()]);
+    let [one, other] = pids.map(|pid| pid.to_string());
+    add(&["PIDs", "au", "2", &one, &other]);
     add(&["Description", "s", "Tollgate run"]);
     add(&["CollectMode", "s", "inactive-or-failed"]);
     add(&["CPUAccounting", "b", "true"]);
@@ -864,7 +901,7 @@ mod tests {
     #[test]
     fn a_scope_request_counts_its_properties() {
         let bounds = ScopeBounds { memory: Some(64 << 20), pids: Some(66), cpus: Some(1.5) };
-        let words = scope_request(Manager::User, "u.scope", Pid::from_raw(7), &bounds, OomPolicy::Continue);
+        let words = scope_request(Manager::User, "u.scope", [7, 8].map(Pid::from_raw), &bounds, OomPolicy::Continue);
         assert_eq!(words[6..10], ["ssa(sv)a(sa(sv))", "u.scope", "fail", "9"]);
         assert_eq!(words.last().map(String::as_str), Some("0"));
         let has = |wanted: [&str; 3]| words.windows(3).any(|found| found == wanted);

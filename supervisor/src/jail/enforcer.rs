@@ -620,7 +620,7 @@ fn remedy(limit: &str, systemd: Option<Manager>) -> String {
              `systemd-run --user --scope -p Delegate=yes`, or as root"
         }
     };
-    format!("{delegate}; or leave out `{limit}`; or set `enforce = \"best-effort\"` under `[jail]`, which every receipt then repeats")
+    format!("{delegate}; or leave out `{limit}`; or run with `--best-effort`, in a policy `enforce = \"best-effort\"` under `[jail]`, which every receipt then repeats")
 }
 
 /// Whether `RLIMIT_NPROC` counts the processes of one user namespace.

@@ -74,7 +74,7 @@ fn claim(state: &Path, database: &Path, found: &fs::Metadata) -> Result<()> {
     }
     let entries = || fs::read_dir(state).map_err(|source| io("list", state, source));
     // Somebody's home or /tmp, named by mistake, must not lose its mode to us.
-    if !database.exists() && entries()?.next().is_some() {
+    if !is_there(database)? && entries()?.next().is_some() {
         return Err(Error::StateIsOpen { path: state.to_owned(), mode });
     }
     fs::set_permissions(state, fs::Permissions::from_mode(0o700)).map_err(|source| io("close to others", state, source))
@@ -111,9 +111,14 @@ pub(super) fn has_live_runs(connection: &Connection) -> rusqlite::Result<bool> {
     connection.query_row("SELECT EXISTS (SELECT 1 FROM runs WHERE state <> 'ended')", [], |row| row.get(0))
 }
 
+/// Whether there is a database. One that this user may not look for is an error, and not none.
+fn is_there(database: &Path) -> Result<bool> {
+    database.try_exists().map_err(|source| io("look for", database, source))
+}
+
 /// A connection that only reads.
 pub(super) fn open_reader(database: &Path) -> Result<Connection> {
-    if !database.exists() {
+    if !is_there(database)? {
         return Err(Error::Absent { path: database.to_owned() });
     }
     let connection = open(database, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
@@ -132,7 +137,7 @@ pub(super) fn open_copy(database: &Path) -> Result<Connection> {
     if fs::metadata(&log).is_ok_and(|found| found.len() > 0) {
         return open_reader(database);
     }
-    if !database.exists() {
+    if !is_there(database)? {
         return Err(Error::Absent { path: database.to_owned() });
     }
     // RFC 3986's unreserved characters and the slash stand for themselves in a URI.
