@@ -5,7 +5,12 @@
 //! the kernel ends every process of the jail with it.
 
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsString, net::Ipv4Addr, os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{
+    ffi::OsString,
+    net::{IpAddr, Ipv4Addr},
+    os::unix::ffi::OsStringExt,
+    path::PathBuf,
+};
 
 /// The descriptor on which a shim that bubblewrap executes finds its control socket.
 pub const CONTROL_FD: i32 = 3;
@@ -391,6 +396,15 @@ pub enum ToShim {
     },
     /// The terminal is in the foreground again: continue the stopped program.
     Continue,
+    /// Connect to a port of the jail's loopback, for somebody outside: answered by [`FromShim::Dialled`].
+    Dial {
+        /// Which connection.
+        id: u64,
+        /// The address, one of the loopback's.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
     /// What a waiting call gets.
     Answer {
         /// Which call.
@@ -450,6 +464,14 @@ pub enum FromShim {
     Denied(Denied),
     /// A call waits for an answer. Others go on meanwhile.
     Asked(Asked),
+    /// The connection that [`ToShim::Dial`] asked for. Attached: its socket, which connects and does not block, unless
+    /// that failed at once.
+    Dialled {
+        /// Which connection.
+        id: u64,
+        /// The error number of connect(2), if it failed.
+        errno: Option<i32>,
+    },
     /// The program stopped (terminal job control).
     Stopped {
         /// Number of the signal that stopped it.

@@ -4,7 +4,7 @@ use serde_json::Value;
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::Path,
     sync::Arc,
     thread,
@@ -368,6 +368,89 @@ fn faults_arrive_as_a_server_or_a_network_would_show_them() {
             assert!(output.out().starts_with(wanted), "{rule}: {output}");
         }
         assert!(net.origin.seen().is_empty());
+    });
+}
+
+#[test]
+fn a_published_port_answers_the_host_and_no_other_does() {
+    /// Serves one port at each loopback, prints that it does, and ends after the third connection.
+    const SERVE: &str = r#"
+import socket, sys
+servers = [socket.create_server(("127.0.0.1", 4001)), socket.create_server(("::1", 4002), family=socket.AF_INET6),
+           socket.create_server(("127.0.0.1", 4003))]
+print("ready", flush=True)
+for server in (servers[0], servers[1], servers[0]):
+    stream, peer = server.accept()
+    stream.sendall(stream.recv(100).upper())
+    stream.close()
+"#;
+    fn free() -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("the loopback has a port");
+        listener.local_addr().expect("it has an address").port()
+    }
+    fn ask(port: u16) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.write_all(b"hello")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+    /// Waits until the newest run has printed this.
+    fn printed(world: &World, text: &str) {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while std::time::Instant::now() < until {
+            let run = world.runs().last().and_then(|run| run["id"].as_str().map(str::to_owned));
+            if run.is_some_and(|run| world.tollgate(["logs", &run]).finish().out().contains(text)) {
+                return;
+            }
+            thread::sleep(std::time::Duration::from_millis(20));
+        }
+        panic!("the run did not print {text:?}");
+    }
+    every_identity(|world| {
+        world.write("serve.py", SERVE);
+        let (one, two, three) = (free(), free(), free());
+        let flags = [format!("{one}:4001"), format!("{two}:4002"), format!("{three}:9")];
+        let mut arguments: Vec<String> = flags.iter().flat_map(|flag| ["--publish".to_owned(), flag.clone()]).collect();
+        arguments.extend(["--", "python3", "serve.py"].map(str::to_owned));
+        let running = world.run(&arguments).start();
+        printed(world, "ready");
+        assert!(TcpStream::connect(("127.0.0.1", 4003)).is_err(), "only what was asked for is published");
+        assert_eq!(ask(one).expect("it is published"), "HELLO");
+        assert_eq!(ask(two).expect("so is one at the other loopback"), "HELLO");
+        assert!(ask(three).is_err(), "nobody listens there");
+        assert_eq!(ask(one).expect("again"), "HELLO");
+        running.wait().expect_status(0);
+        let receipts = world.receipts(&["--kind", "net/accept"]);
+        let mut seen: Vec<(String, String)> = receipts
+            .iter()
+            .map(|one| {
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                (text(&one["resource"]["to"]), text(&one["decision"]))
+            })
+            .collect();
+        seen.sort();
+        let mut wanted = [(one, "allowed"), (one, "allowed"), (two, "allowed"), (three, "failed")]
+            .map(|(port, decision)| (format!("127.0.0.1:{port}"), decision.to_owned()));
+        wanted.sort();
+        assert_eq!(seen, wanted, "{receipts:?}");
+
+        let taken = TcpListener::bind("127.0.0.1:0").expect("the loopback has a port");
+        let port = taken.local_addr().expect("it has an address").port().to_string();
+        let refused = world.run(["--publish", &port, "--", "touch", "ran"]).finish().expect_status(125);
+        assert!(
+            refused.err().contains(&format!("127.0.0.1:{port}")) && !world.workspace.join("ran").exists(),
+            "{refused}"
+        );
+        world.write("deny.toml", "extends = [\"default\"]\n[[deny]]\neffect = [\"net/accept\"]\n");
+        world.write("one.py", "import socket\ns = socket.create_server((\"127.0.0.1\", 4001))\ns.settimeout(3)\nprint(\"up\", flush=True)\ntry:\n    s.accept()\n    print(\"reached\")\nexcept TimeoutError:\n    print(\"alone\")\n");
+        let one = free();
+        let denied = world
+            .run(["--policy", "./deny.toml", "--publish", &format!("{one}:4001"), "--", "python3", "one.py"])
+            .start();
+        printed(world, "up");
+        assert!(ask(one).is_err(), "a rule that denies holds");
+        assert_eq!(denied.wait().expect_status(0).out(), "up\nalone\n");
     });
 }
 

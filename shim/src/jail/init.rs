@@ -28,6 +28,7 @@ use nix::{
 use std::{
     convert::Infallible,
     io,
+    net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
 };
 
@@ -261,10 +262,22 @@ impl Init<'_> {
                 let _ = killpg(self.program, Signal::SIGCONT);
             }
             Ok(Some((ToShim::Answer { id, errno }, _))) => self.answer(id, errno),
+            Ok(Some((ToShim::Dial { id, address, port }, _))) => self.dial(id, SocketAddr::new(address, port)),
             Ok(Some((ToShim::Begin | ToShim::Copied | ToShim::Execute, _))) => {}
             // The supervisor is gone: the jail ends with it.
             Ok(None) | Err(_) => super::exit(125),
         }
+    }
+
+    /// Connects to a port of the program's, for the supervisor, which waits until the connection stands.
+    fn dial(&self, id: u64, to: SocketAddr) {
+        let (socket, errno) = match network::dial(to) {
+            Ok(socket) => (Some(socket), None),
+            Err(errno) => (None, Some(errno as i32)),
+        };
+        let attached: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
+        // A supervisor that cannot be told waits no longer than its own patience.
+        let _ = channel::send(self.control.as_fd(), &FromShim::Dialled { id, errno }, &attached);
     }
 
     /// What a terminal would send goes to the whole group, anything else to the program itself.

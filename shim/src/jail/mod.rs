@@ -162,7 +162,12 @@ fn ask_for_copy(control: &OwnedFd, refused: Failure) -> Result<(), Failure> {
         match channel::receive::<ToShim>(control.as_fd()) {
             Ok(Some((ToShim::Copied, _))) => return Ok(()),
             Ok(Some((
-                ToShim::Begin | ToShim::Execute | ToShim::Signal { .. } | ToShim::Continue | ToShim::Answer { .. },
+                ToShim::Begin
+                | ToShim::Execute
+                | ToShim::Signal { .. }
+                | ToShim::Continue
+                | ToShim::Answer { .. }
+                | ToShim::Dial { .. },
                 _,
             ))) => {}
             // It could not, and has said why to whoever asked for the run.
@@ -178,7 +183,12 @@ fn wait_for_leave(control: &OwnedFd) {
             Ok(Some((ToShim::Execute, _))) => return,
             // There is no program yet that a signal could be for.
             Ok(Some((
-                ToShim::Begin | ToShim::Copied | ToShim::Signal { .. } | ToShim::Continue | ToShim::Answer { .. },
+                ToShim::Begin
+                | ToShim::Copied
+                | ToShim::Signal { .. }
+                | ToShim::Continue
+                | ToShim::Answer { .. }
+                | ToShim::Dial { .. },
                 _,
             ))) => {}
             Ok(None) | Err(_) => exit(COULD_NOT_START),

@@ -382,6 +382,9 @@ pub fn detail(effect: &Effect) -> String {
             (Some(operation), bytes) => format!("{} with {bytes} bytes, {operation}", request.method),
         },
         Request::Net(crate::effect::net::Request::Connect { transport, .. }) => transport.to_string(),
+        Request::Net(crate::effect::net::Request::Accept { inside, from, .. }) => {
+            format!("from {from} to port {inside}")
+        }
         Request::Net(crate::effect::net::Request::Resolve { record, .. }) => record.clone(),
         Request::Fs(fs::Request::List { .. }) | Request::Jail(_) | Request::Api(_) => String::new(),
         Request::Run(crate::effect::run::Request::Start { command, .. }) => command.join(" "),

@@ -249,7 +249,7 @@ impl Containment {
         let (host, port) = match &effect.request {
             Request::Http(http::Request { host, port, .. }) => (host, *port),
             Request::Net(net::Request::Connect { host, port, .. }) => (host, *port),
-            Request::Net(net::Request::Resolve { .. })
+            Request::Net(net::Request::Resolve { .. } | net::Request::Accept { .. })
             | Request::Fs(_)
             | Request::Run(_)
             | Request::Jail(_)

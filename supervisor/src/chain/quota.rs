@@ -132,7 +132,7 @@ impl Unit {
 /// announced.
 fn is_open_ended(effect: &Effect) -> bool {
     match &effect.request {
-        Request::Net(net::Request::Connect { .. }) => true,
+        Request::Net(net::Request::Connect { .. } | net::Request::Accept { .. }) => true,
         Request::Http(request) => request.body == http::Body::Streamed { announced: None },
         Request::Net(net::Request::Resolve { .. })
         | Request::Fs(_)

@@ -38,6 +38,10 @@ impl Record {
         if effect.kind == Kind::NetResolve && answer.is_success() {
             return;
         }
+        // Nothing that the program asks for: a replay has nobody outside who would connect.
+        if effect.kind == Kind::NetAccept {
+            return;
+        }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if let Ok(open) = &mut *writer {
             if let Err(error) = open.entry(Asked::of(effect), answer) {

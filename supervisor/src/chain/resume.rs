@@ -58,7 +58,9 @@ impl Resumed {
 /// Why a known result cannot be given again.
 fn lost(effect: &Effect, result: &OnceResult) -> Option<&'static str> {
     match &effect.request {
-        Request::Net(net::Request::Connect { .. }) => Some("what passed over a connection cannot be told again"),
+        Request::Net(net::Request::Connect { .. } | net::Request::Accept { .. }) => {
+            Some("what passed over a connection cannot be told again")
+        }
         _ if result.value["body"] == NOT_KEPT => Some("its answer was too long to be kept"),
         _ => None,
     }

@@ -18,6 +18,7 @@ use crate::{
     policy::{
         limits::Bound,
         overrides::{split_variable, Overrides},
+        published::Published,
         quantity,
         search::PolicyRef,
         Launcher, Policy,
@@ -131,6 +132,12 @@ pub struct Args {
     /// Let the program reach this port of the host's own loopback, at 127.0.0.1 and ::1
     #[arg(long = "host-port", value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub host_ports: Vec<u16>,
+    /// Let the host connect to a port of the program's, at this address and port of the host; may be given again
+    ///
+    /// 127.0.0.1 unless an address is named, and the same port unless two are. Each connection is one effect,
+    /// `net/accept`. Without this nothing outside reaches a server in the jail.
+    #[arg(long, value_name = "[[ADDRESS:]PORT:]PORT", conflicts_with = "replay")]
+    pub publish: Vec<Published>,
     /// A private address or network that a name may lead to, as in `api.test=10.1.0.0/16`
     #[arg(long = "private", value_name = "HOST=CIDR")]
     pub private: Vec<String>,
@@ -480,6 +487,7 @@ pub(super) fn prepare(
         copy: if args.mirror { Copy::Mirror } else { Copy::Overlay },
         answering,
         asking,
+        published: args.publish,
         quotas: args.quotas,
         without,
         mode: if args.preflight { RunMode::Preflight } else { RunMode::Live },
@@ -531,6 +539,7 @@ fn overrides(args: &Args) -> Overrides {
         egress_bytes: args.egress_bytes,
         allow: args.allow.clone(),
         deny: args.deny.clone(),
+        published: args.publish.clone(),
         host_ports: args.host_ports.clone(),
         private: args.private.clone(),
         resolver: args.resolver,

@@ -7,6 +7,7 @@ pub mod http;
 pub mod network;
 pub mod openapi;
 pub mod program;
+pub mod published;
 pub mod request;
 pub mod revert;
 pub mod workspace;

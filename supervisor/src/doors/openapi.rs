@@ -198,6 +198,7 @@ fn fields(kind: Kind) -> (Value, &'static [&'static str]) {
         ),
         Kind::NetConnect
         | Kind::NetResolve
+        | Kind::NetAccept
         | Kind::HttpRequest
         | Kind::ProcessExec
         | Kind::ProcessSyscall

@@ -283,6 +283,7 @@ fn arguments(kind: Kind, fields: Map<String, Value>, place: &Place) -> Result<As
         }
         Kind::NetConnect
         | Kind::NetResolve
+        | Kind::NetAccept
         | Kind::HttpRequest
         | Kind::ProcessExec
         | Kind::ProcessSyscall
@@ -453,6 +454,7 @@ pub fn why(pairs: Vec<(String, String)>, place: &Place) -> Result<Ask, Malformed
         Kind::FsRead | Kind::FsList | Kind::FsDelete | Kind::FsMove | Kind::RunStart | Kind::RunCancel => {}
         Kind::NetConnect
         | Kind::NetResolve
+        | Kind::NetAccept
         | Kind::HttpRequest
         | Kind::ProcessExec
         | Kind::ProcessSyscall

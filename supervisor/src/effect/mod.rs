@@ -214,6 +214,7 @@ kinds! {
     ApiRequest => api::REQUEST,
     NetResolve => net::RESOLVE,
     HttpRequest => http::REQUEST,
+    NetAccept => net::ACCEPT,
 }
 
 /// A name that is in no row of the vocabulary.

@@ -17,6 +17,10 @@ const CONNECT_FAULTS: &[FaultShape] = &[
     FaultShape { kind: FaultKind::Cut, doors: &[Door::Network], arrives: &["a stream of bytes that breaks off"] },
 ];
 
+/// The connection stands before it is decided, so a refusal of any kind is seen as a reset.
+const ACCEPT_FAULTS: &[FaultShape] =
+    &[FaultShape { kind: FaultKind::Error, doors: &[Door::Network], arrives: &["ECONNRESET"] }];
+
 /// The door answers a question about a name itself, so what can go wrong is what a resolver says of itself: SERVFAIL,
 /// which programs see as EAI_AGAIN, and silence.
 const RESOLVE_FAULTS: &[FaultShape] = &[
@@ -53,6 +57,20 @@ pub const RESOLVE: Declaration = Declaration {
     faults: RESOLVE_FAULTS,
 };
 
+/// A connection from the host to a port that the run publishes. What the program answers leaves the jail with it.
+pub const ACCEPT: Declaration = Declaration {
+    kind: Kind::NetAccept,
+    name: "net/accept",
+    classes: &[Class::Network, Class::Egress],
+    idempotency: Idempotency::Once,
+    resource: "an address and port of the host",
+    summary: "Take a connection from the host on a port that the run publishes.",
+    at_api_door: false,
+    stand_in: StandIn::Nothing,
+    size: Size::Nothing,
+    faults: ACCEPT_FAULTS,
+};
+
 /// What carries a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -85,6 +103,17 @@ pub enum Request {
         /// What carries it.
         transport: Transport,
     },
+    /// `net/accept`.
+    Accept {
+        /// The address of the host at which the port is published.
+        host: String,
+        /// The port there.
+        port: u16,
+        /// The port in the jail that it leads to.
+        inside: u16,
+        /// The address that the connection comes from.
+        from: String,
+    },
     /// `net/resolve`.
     Resolve {
         /// The name: lower case, no dot at the end.
@@ -98,7 +127,9 @@ impl Request {
     /// The resource of an effect with this request.
     pub fn resource(&self) -> Resource {
         let to = match self {
-            Request::Connect { host, port, .. } => format!("{}:{port}", bracketed(host)),
+            Request::Connect { host, port, .. } | Request::Accept { host, port, .. } => {
+                format!("{}:{port}", bracketed(host))
+            }
             Request::Resolve { name, .. } => name.clone(),
         };
         Resource::Address { to }

@@ -53,6 +53,11 @@ pub(crate) fn sample(kind: Kind) -> Effect {
             let request = net::Request::Resolve { name: "example.org".into(), record: "A".into() };
             (request.resource(), Request::Net(request))
         }
+        Kind::NetAccept => {
+            let (host, from) = ("127.0.0.1".to_owned(), "127.0.0.1".to_owned());
+            let request = net::Request::Accept { host, port: 8080, inside: 80, from };
+            (request.resource(), Request::Net(request))
+        }
         Kind::HttpRequest => {
             let request = request_of("POST", "https://example.org/v1/items?dry=1", b"hello");
             (request.resource(), Request::Http(request))
@@ -62,7 +67,7 @@ pub(crate) fn sample(kind: Kind) -> Effect {
     };
     let at_api = kind.declaration().at_api_door || kind == Kind::ApiRequest;
     let door = match kind {
-        Kind::NetResolve | Kind::HttpRequest => Door::Network,
+        Kind::NetResolve | Kind::NetAccept | Kind::HttpRequest => Door::Network,
         _ if at_api => Door::Api,
         _ => Door::Jail,
     };
@@ -317,6 +322,7 @@ const GOLDEN_DIGESTS: &[&str] = &[
     "api/request ce2477887a8f7cd8133c897fe1c2983313d85e039826e7366e35ce5e6cfa0e3e",
     "net/resolve 502d5c46eb46d30abbdf74b37f56dd0a3a653b46b1dd4c8c4409e46e825ac689",
     "http/request e9f5f56a3ac497ce0b4760aa564ce005174daa3b02d6521507d3aec2cb52d6f0",
+    "net/accept d0e7ed7a8f9d4a9b7dbaa558fbd1f139f2ea441641e2c87500938c48e83f6c18",
 ];
 
 #[test]

@@ -165,6 +165,7 @@ const GOLDEN_HASHES: &[&str] = &[
     "api/request decdf45b6a170b1a0575018f817a79f331bfa1501a73d8fb4dfe1930ea47c5ea",
     "net/resolve 6895ae9964c79a2eb036164cea8fca0807f53777df13ebe91113192254c9a620",
     "http/request ee6743d15848e73be4099f7d6770d1c4e776ddb468b3fa1f93e2f37cbe013f37",
+    "net/accept 66a769a269c230d54fa7e2e815b4697723b211183f6ca148deb8e169c9f3a35a",
 ];
 
 /// A rule in about half of them.

@@ -803,7 +803,7 @@ fn is_file(kind: Kind) -> bool {
     match kind {
         Kind::FsRead | Kind::FsList | Kind::FsWrite | Kind::FsDelete | Kind::FsMove => true,
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun | Kind::ApiRequest => false,
-        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => false,
+        Kind::NetConnect | Kind::NetResolve | Kind::NetAccept | Kind::HttpRequest => false,
         Kind::ProcessExec | Kind::ProcessSyscall => false,
     }
 }
@@ -813,7 +813,7 @@ fn is_jail(kind: Kind) -> bool {
         Kind::ProcessExec | Kind::ProcessSyscall | Kind::ApiRequest => true,
         Kind::FsRead | Kind::FsList | Kind::FsWrite | Kind::FsDelete | Kind::FsMove => false,
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun => false,
-        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => false,
+        Kind::NetConnect | Kind::NetResolve | Kind::NetAccept | Kind::HttpRequest => false,
     }
 }
 

@@ -11,6 +11,7 @@ pub mod limits;
 pub mod network;
 pub mod overrides;
 pub mod propose;
+pub mod published;
 pub mod quantity;
 pub mod search;
 pub mod secret;

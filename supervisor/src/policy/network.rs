@@ -78,7 +78,9 @@ impl Policy {
     pub fn uses_network(&self) -> bool {
         let opens = |kinds: &Kinds| match kinds {
             Kinds::Any | Kinds::All => false,
-            Kinds::Only(kinds) => kinds.iter().any(|kind| is_network(*kind) && *kind != Kind::NetResolve),
+            Kinds::Only(kinds) => {
+                kinds.iter().any(|kind| is_network(*kind) && !matches!(kind, Kind::NetResolve | Kind::NetAccept))
+            }
         };
         let rules = || self.admission.layers().iter().flat_map(|layer| layer.rules());
         !self.network.host_ports.is_empty() || rules().any(|rule| rule.verdict != Verdict::Deny && opens(&rule.kinds))

@@ -6,6 +6,7 @@ use super::{
     file::check_view,
     limits::{Asked, Bound, Limit},
     network::{cidr, private_host, Network},
+    published::Published,
     Launcher, Policy, Presence, ProfileName, View, WorkspaceAccess,
 };
 use crate::{
@@ -48,6 +49,8 @@ pub struct Overrides {
     pub egress_bytes: Option<Bound<u64>>,
     /// `--allow`: hosts, hosts with a port, or URLs with a method before them.
     pub allow: Vec<String>,
+    /// `--publish`: ports of the jail, where the host may connect to them.
+    pub published: Vec<Published>,
     /// `--deny`: the same, refused whatever else allows it.
     pub deny: Vec<String>,
     /// `--host-port`.
@@ -142,6 +145,7 @@ impl Policy {
                 rules.push(rule_of_flag(flag, verdict, text).map_err(|message| option(flag, message))?);
             }
         }
+        rules.extend(overrides.published.iter().map(rule_of_published));
         if !rules.is_empty() {
             self.admission = self.admission.with_rules(&self.name, rules);
         }
@@ -160,6 +164,19 @@ impl Policy {
         }
         self.network.join(network);
         Ok(())
+    }
+}
+
+/// The rule that `--publish` writes.
+fn rule_of_published(port: &Published) -> Rule {
+    let hosts = HostPattern::parse(&port.at.ip().to_string()).ok().map(|host| Listed::new(vec![host]));
+    let text = format!("--publish {}:{}", port.at, port.inside);
+    Rule {
+        verdict: Verdict::Allow,
+        kinds: Kinds::Only(vec![Kind::NetAccept]),
+        paths: Paths::Any,
+        target: Target { hosts, ports: Some(vec![port.at.port()]), ..Target::default() },
+        origin: Origin { file: COMMAND_LINE.to_owned(), line: 0, text },
     }
 }
 

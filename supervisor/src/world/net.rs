@@ -342,6 +342,33 @@ impl Tunnel {
     }
 }
 
+/// Passes bytes between the program and somebody outside until both are done, or a moment after the run is over.
+pub async fn relay(program: TcpStream, outside: TcpStream, mut over: watch::Receiver<bool>) -> Answer {
+    let _ = (program.set_nodelay(true), outside.set_nodelay(true));
+    let (from_program, to_program) = program.into_split();
+    let (from_outside, to_outside) = outside.into_split();
+    let (mut sent, mut received) = (0, 0);
+    let ended = {
+        let up = copy(from_program, to_outside, &mut sent, Way { side: Side::Program, kept: None });
+        let down = copy(from_outside, to_program, &mut received, Way { side: Side::Server, kept: None });
+        tokio::select! {
+            ended = async { tokio::try_join!(up, down) } => match ended {
+                Ok(_) => "closed by both sides".to_owned(),
+                Err(error) => format!("broken off ({error})"),
+            },
+            () = async {
+                let _ = over.wait_for(|over| *over).await;
+                tokio::time::sleep(LAST_WORDS).await;
+            } => "closed as the run ended".to_owned(),
+        }
+    };
+    let value = serde_json::json!({ "sent": sent, "received": received });
+    Answer {
+        reason: format!("{ended}; {sent} bytes sent, {received} received"),
+        ..Answer::done(value, sent + received)
+    }
+}
+
 /// How a relayed connection ended, other than by both sides.
 enum Ended {
     Broken(String),

@@ -20,13 +20,13 @@ use nix::{
     errno::Errno,
     net::if_::if_nametoindex,
     sys::socket::{
-        bind, listen, setsockopt, socket, sockopt, AddressFamily, Backlog, SockFlag, SockProtocol, SockType,
-        SockaddrIn, SockaddrIn6,
+        bind, connect, listen, setsockopt, socket, sockopt, AddressFamily, Backlog, SockFlag, SockProtocol, SockType,
+        SockaddrIn, SockaddrIn6, SockaddrStorage,
     },
 };
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
 };
 
@@ -56,6 +56,20 @@ pub fn raise(control: &OwnedFd, plan: &Plan) -> Result<Option<Standing>, Failure
     let attached: Vec<BorrowedFd> = listeners.iter().chain([&names]).map(AsFd::as_fd).collect();
     channel::send(control.as_fd(), &FromShim::Network { way, told }, &attached).at("sendmsg", "the supervisor")?;
     Ok(Some(Standing { way, refused }))
+}
+
+/// Begins a connection within the jail. Only its loopback is reached: its namespace has nothing else.
+///
+/// # Errors
+/// The error number of what failed at once.
+pub fn dial(to: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(family, SockType::Stream, flags, SockProtocol::Tcp)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(to)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
+        Err(errno) => Err(errno),
+    }
 }
 
 /// Whether nf_tables is used.

@@ -399,7 +399,7 @@ impl Rule {
 
 /// The kinds that leave the jail. No rule of `any` kind allows one: each is allowed by its name, and then also where a
 /// policy allows `any`.
-pub const NETWORK_KINDS: [Kind; 3] = [Kind::NetConnect, Kind::NetResolve, Kind::HttpRequest];
+pub const NETWORK_KINDS: [Kind; 4] = [Kind::NetConnect, Kind::NetResolve, Kind::NetAccept, Kind::HttpRequest];
 
 /// Whether effects of this kind leave the jail.
 pub fn is_network(kind: Kind) -> bool {
@@ -506,6 +506,7 @@ impl<'a> Objects<'a> {
             | (Kind::EvalRun, Request::Run(run::Request::Eval { .. })) => paths.push(None),
             (Kind::NetConnect, Request::Net(request @ net::Request::Connect { .. }))
             | (Kind::NetResolve, Request::Net(request @ net::Request::Resolve { .. }))
+            | (Kind::NetAccept, Request::Net(request @ net::Request::Accept { .. }))
                 if request.resource() == effect.resource => {}
             (Kind::HttpRequest, Request::Http(request)) if request.resource() == effect.resource => {}
             (
@@ -519,6 +520,7 @@ impl<'a> Objects<'a> {
                 | Kind::EvalRun
                 | Kind::NetConnect
                 | Kind::NetResolve
+                | Kind::NetAccept
                 | Kind::HttpRequest,
                 Request::Fs(_) | Request::Run(_) | Request::Net(_) | Request::Http(_),
             ) => return Err("the request does not belong to its kind"),

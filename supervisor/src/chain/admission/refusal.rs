@@ -44,6 +44,9 @@ pub(super) fn unmatched(effect: &Effect, layer: &Layer, path: Option<&str>) -> A
                 "[[allow]] effect = [\"net/connect\", \"http/request\"], host = [\"{}\"], port = [{port}]",
                 toml_escape(host)
             ),
+            Request::Net(net::Request::Accept { port, .. }) => {
+                format!("[[allow]] effect = [\"net/accept\"], port = [{port}]")
+            }
             Request::Net(net::Request::Resolve { name, .. }) => {
                 format!("[[allow]] effect = [\"http/request\"], host = [\"{}\"]", toml_escape(name))
             }
@@ -97,6 +100,7 @@ fn flags(effect: &Effect) -> Option<String> {
             }
         }
         Request::Net(net::Request::Connect { host, port, .. }) => flag(&format!("{}:{port}", net::bracketed(host))),
+        Request::Net(net::Request::Accept { port, inside, .. }) => format!("`--publish {port}:{inside}`"),
         Request::Net(net::Request::Resolve { name, .. }) => flag(name),
         Request::Fs(_) | Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => return None,
     })

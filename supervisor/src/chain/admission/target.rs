@@ -63,7 +63,9 @@ impl<'a> Object<'a> {
     pub(super) fn of(effect: &'a Effect) -> Result<Option<Object<'a>>, &'static str> {
         let (host, request) = match &effect.request {
             Request::Http(request) => (&request.host, Asked::Http(request)),
-            Request::Net(net::Request::Connect { host, port, .. }) => (host, Asked::Connect { port: *port }),
+            Request::Net(net::Request::Connect { host, port, .. } | net::Request::Accept { host, port, .. }) => {
+                (host, Asked::Connect { port: *port })
+            }
             Request::Net(net::Request::Resolve { name, .. }) => (name, Asked::Resolve),
             Request::Fs(_) | Request::Run(_) | Request::Jail(_) | Request::Api(_) | Request::Program(_) => {
                 return Ok(None)

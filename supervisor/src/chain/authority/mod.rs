@@ -90,7 +90,7 @@ fn action(kind: Kind) -> Action {
         // A run lies beneath the one that starts it, and ends by its own word or by that of one above it.
         Kind::RunStart | Kind::RunCancel | Kind::EvalRun => Action::Write,
         // What leaves the jail changes nothing of rooms and runs; where it may go is admission's question.
-        Kind::NetConnect | Kind::NetResolve | Kind::HttpRequest => Action::Read,
+        Kind::NetConnect | Kind::NetResolve | Kind::NetAccept | Kind::HttpRequest => Action::Read,
         // They touch nothing but the jail of the run itself, and admission refuses them further out.
         Kind::ProcessExec | Kind::ProcessSyscall => Action::Read,
     }

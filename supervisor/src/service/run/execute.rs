@@ -8,7 +8,7 @@ use crate::{
         Answer, BoxFuture, Chain, World,
     },
     crash::{self, Point},
-    doors::program::Question,
+    doors::{program::Question, published::Dialler},
     effect::{self, Class, Door, Effect, Kind, Request, Resource, RunId, Subject},
     jail::{
         cgroup::CgroupEnvironment,
@@ -57,6 +57,7 @@ use super::{
     network::{Network, NetworkDoor},
     prepare::{Doors, Opening},
     progress::Progress,
+    publish::PublishedPorts,
     Refusal, RunError, RunRequest, Streams,
 };
 
@@ -100,6 +101,10 @@ pub(super) struct Standing {
     pub(super) context: Arc<denials::Context>,
     /// The network's door, if the run has a network.
     pub(super) network: NetworkDoor,
+    /// The ports that it publishes.
+    pub(super) published: PublishedPorts,
+    /// What its effects pass.
+    pub(super) chain: Arc<Chain>,
 }
 
 /// What is left when the program is over.
@@ -195,6 +200,10 @@ impl Run<'_> {
         let delivery = self.request.answering.delivery();
         let network = network
             .map_or_else(NetworkDoor::default, |network| network.door(&self.request, &self.subject, &chain, delivery));
+        let published = match PublishedPorts::bind(&self.request.published) {
+            Ok(published) => published,
+            Err(reason) => return refused(reason),
+        };
         let mut doors = self.open_doors(&chain, &plan, files, context.clone()).map_err(own("the run's sockets"))?;
         let mut pipes = streams::pipes(streams.on_terminal).map_err(own("pipes"))?;
         if !own_terminal {
@@ -228,6 +237,7 @@ impl Run<'_> {
             questions: doors.questions.clone(),
             deferred: self.deferred.clone(),
             doors: doors.opening.clone(),
+            dialler: published.dialler(),
             knocked: doors.knocked.take(),
         };
         ears.listen(&shim).map_err(own("a thread"))?;
@@ -254,12 +264,13 @@ impl Run<'_> {
         };
         progress.start_pipes(pipes.input, pipes.outputs, &self.folder);
         self.live.change(|record| record.degraded = enforcer.degraded());
-        let mut jail = Standing { shim, enforcer, outer, doors, context, network };
+        let mut jail =
+            Standing { shim, enforcer, outer, doors, context, network, published, chain: Arc::clone(&chain) };
         self.start(&mut happened, &mut progress, &mut jail);
         while !progress.gone {
             self.wait(&happened, &mut progress, &mut jail);
         }
-        let Standing { mut shim, mut enforcer, doors, network, .. } = jail;
+        let Standing { mut shim, mut enforcer, doors, network, published, .. } = jail;
         // The program is over. Nothing of the jail may be left before anything else happens.
         reap(&mut shim, &enforcer);
         if !progress.executed && progress.failed.is_none() {
@@ -284,6 +295,7 @@ impl Run<'_> {
         self.live.desk.close();
         doors.close();
         network.close();
+        published.close();
 
         let mut usage = enforcer.usage();
         usage.output_bytes = meter.printed();
@@ -372,6 +384,9 @@ impl Run<'_> {
                 let record = self.live.change(|record| record.state = RunState::Running);
                 // The record is for others to see; the program does not wait for it.
                 self.ledger.update_run_unattended(&record);
+                if let Err(error) = jail.published.open(&jail.chain, &self.subject, &jail.shim) {
+                    tracing::error!(%error, "the published ports are not served");
+                }
             }
             Event::Shim(FromShim::Degraded { layer, reason }, _) => {
                 self.live.change(|record| record.degraded.push(format!("{layer}: {reason}")));
@@ -414,7 +429,7 @@ impl Run<'_> {
                 jail.enforcer.kill();
             }
             // The listener passes these on by itself.
-            Event::Shim(FromShim::Asked(_), _) => {}
+            Event::Shim(FromShim::Asked(_) | FromShim::Dialled { .. }, _) => {}
             Event::JailGone => {}
         }
     }
@@ -759,6 +774,7 @@ struct Ears {
     questions: tokio::sync::mpsc::UnboundedSender<Question>,
     deferred: Arc<Deferred>,
     doors: Arc<Opening>,
+    dialler: Arc<Dialler>,
     knocked: Option<[OwnedFd; 2]>,
 }
 
@@ -835,6 +851,10 @@ impl Ears {
                     let _ = speaker.tell(&ToShim::Answer { id, errno });
                 });
                 let _ = self.questions.send(Question { asked, reply });
+                return Heard::More;
+            }
+            Ok(Some((FromShim::Dialled { id, errno }, attached))) => {
+                self.dialler.dialled(id, errno, attached.into_iter().next());
                 return Heard::More;
             }
             Ok(Some((message, attached))) => Event::Shim(message, attached),

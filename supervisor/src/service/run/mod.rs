@@ -13,6 +13,7 @@ mod live;
 mod network;
 mod prepare;
 mod progress;
+mod publish;
 
 pub use answering::{Answering, Mode, Receipts, Source, RECORDING};
 pub use live::Live;
@@ -40,7 +41,7 @@ use crate::{
         record::{ChangesState, EffectCounts, Recipe, RunMode, RunRecord, RunState, Usage},
         Ledger, Timestamp,
     },
-    policy::Policy,
+    policy::{published::Published, Policy},
 };
 use answering::Handlers;
 use execute::{Finished, Run};
@@ -77,6 +78,8 @@ pub struct RunRequest {
     pub answering: Answering,
     /// Who is asked about what a rule asks about.
     pub asking: Asking,
+    /// Ports of the jail that the host may connect to.
+    pub published: Vec<Published>,
     /// Quotas that the run shares with others, each with limits that are narrower for this run.
     pub quotas: Vec<(String, Amounts)>,
     /// Layers to leave out, in test builds.
@@ -153,7 +156,7 @@ impl Refusal {
                 Some(rest.split(['/', '?']).next().unwrap_or(rest))
             }
             Kind::NetConnect if self.by == "network" => None,
-            Kind::NetConnect | Kind::NetResolve => Some(&self.object),
+            Kind::NetConnect | Kind::NetResolve | Kind::NetAccept => Some(&self.object),
             _ => None,
         }
     }
