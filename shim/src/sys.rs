@@ -91,7 +91,8 @@ pub fn move_mount(mount: &OwnedFd, target: BorrowedFd) -> io::Result<()> {
     .map(drop)
 }
 
-/// mount_setattr(2) on a mount given by descriptor.
+/// mount_setattr(2) on a mount given by descriptor, which also becomes private: a copy is a peer of what it was copied
+/// from, and peers pass on to each other what is mounted below them (mount_namespaces(7), "Shared subtrees").
 pub fn mount_setattr(
     mount: BorrowedFd,
     recursive: bool,
@@ -101,7 +102,7 @@ pub fn mount_setattr(
     let attributes = MountAttr {
         set: set | if user_namespace.is_some() { MOUNT_ATTR_IDMAP } else { 0 },
         clear: 0,
-        propagation: 0,
+        propagation: libc::MS_PRIVATE,
         user_namespace: user_namespace.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
     let flags = libc::AT_EMPTY_PATH | if recursive { AT_RECURSIVE as i32 } else { 0 };

@@ -93,6 +93,11 @@ pub fn launchers() -> Vec<Launcher> {
     found
 }
 
+/// By how much every patience is longer, on a machine that is emulated: `$TOLLGATE_TEST_SLOWNESS`.
+pub fn slowness() -> u32 {
+    env::var("TOLLGATE_TEST_SLOWNESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
 /// Whether a program is on the path that the worlds use.
 pub fn on_path(program: &str) -> bool {
     PATH.split(':').any(|folder| Path::new(folder).join(program).exists())
@@ -381,7 +386,7 @@ impl World {
             // The standard library drops the supplementary groups too when it changes the user.
             command.uid(uid).gid(gid);
         }
-        Invocation { command, input: Vec::new(), timeout: DEFAULT_TIMEOUT }
+        Invocation { command, input: Vec::new(), timeout: DEFAULT_TIMEOUT * slowness() }
     }
 
     /// The environment of every command of this world; nothing else is inherited.
@@ -554,7 +559,7 @@ impl Invocation {
 
     /// How long it may take.
     pub fn timeout(mut self, timeout: Duration) -> Invocation {
-        self.timeout = timeout;
+        self.timeout = timeout * slowness();
         self
     }
 

@@ -466,14 +466,34 @@ fn the_jailed_program_is_nobody_and_sees_only_its_own() {
     });
 }
 
+/// systemd makes all of the host's mounts shared. A copy in the jail that stayed a peer would pass on to the host what is
+/// mounted below it.
+#[test]
+fn on_a_host_whose_mounts_are_shared_no_mount_of_the_jail_is_their_peer() {
+    every_way(|world| {
+        // Another user has the mounts copied into a namespace of their own, and then made private there.
+        let make = match world.way.identity {
+            Identity::Root => "unshare -m --propagation unchanged",
+            Identity::Ordinary => "unshare -Urm --propagation unchanged",
+        };
+        let script = format!(
+            "{make} sh -c 'mount --make-rshared / && grep -q shared: /proc/self/mountinfo && echo shared; exec \"$@\"' sh \
+             $TG -q -- sh -c 'grep shared: /proc/self/mountinfo; echo \"status $?\"'"
+        );
+        let output = world.shell(&script).finish().expect_status(0);
+        assert_eq!(output.out(), "shared\nstatus 1\n", "{output}");
+    });
+}
+
 /// Every mount of the jail: where it may be, and that it cannot be used to gain anything.
 fn check_mounts(world: &World, mounts: &Value) {
     let workspace = world.workspace.to_str().expect("UTF-8");
     for mount in mounts.as_array().expect("a list") {
         let target = mount["target"].as_str().expect("a path");
         let has = |option: &str| mount["options"].as_array().expect("a list").iter().any(|found| found == option);
-        if mount["type"] == "mqueue" {
-            // It holds message queues, which can be neither executed nor devices.
+        if mount["type"] == "mqueue" || mount["type"] == "autofs" {
+            // The one holds message queues, which can be neither executed nor devices; the other nothing at all, and lies
+            // under what is mounted on it, where bubblewrap shows the host's /proc/sys.
             continue;
         }
         assert!(has("nosuid"), "{target} honours set-user-id bits: {mount}");

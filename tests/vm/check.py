@@ -221,7 +221,7 @@ def crash():
 def suite(name):
     def check():
         bins = HERE / "tests"
-        env = {"TOLLGATE_BIN": "/usr/bin/tollgate", "TOLLGATE_BWRAP_MUST_WORK": "1", "RUST_BACKTRACE": "0",
+        env = {"TOLLGATE_BIN": "/usr/bin/tollgate", "TOLLGATE_BWRAP_MUST_WORK": "1", "RUST_BACKTRACE": "0", "TOLLGATE_TEST_SLOWNESS": "10",
                "TOLLGATE_TEST_SWITCHES": str(bins / "switches"), "TMPDIR": "/var/tmp"}
         # What counts milliseconds is for machines that are not emulated.
         skip = [word for one in SLOW.get(name, []) for word in ("--skip", one)]

@@ -825,7 +825,10 @@ mod tests {
 
     /// All that a recording holds; names that were found are the run's own.
     fn recorded_effects() -> impl Strategy<Value = Vec<Effect>> {
-        prop::collection::vec(any_effect().prop_filter("recorded", |effect| !matches!(effect.kind, Kind::NetResolve | Kind::NetAccept)), 0..24)
+        prop::collection::vec(
+            any_effect().prop_filter("recorded", |effect| !matches!(effect.kind, Kind::NetResolve | Kind::NetAccept)),
+            0..24,
+        )
     }
 
     proptest! {
