@@ -33,7 +33,7 @@ use std::{
 };
 
 /// So many packets' worth of dropped datagrams are read when the program is over: more than the kernel keeps.
-const MOST_AT_THE_END: usize = 4_096;
+const MOST_AT_THE_END: usize = 65_536;
 
 /// Starts the program and looks after the jail until it ends. Only failures before execution come back.
 pub fn run(
@@ -175,11 +175,16 @@ impl Init<'_> {
         };
         let Some(refused::Heard { to, lost }) = heard else { return false };
         for address in to.into_iter().map(Some).chain(lost.then_some(None)) {
-            if let Some(denied) = self.observer.as_mut().and_then(|observer| observer.refused_datagram(address)) {
-                self.tell(&FromShim::Denied(denied));
-            }
+            self.tell_refused_datagram(address);
         }
         true
+    }
+
+    /// Without an address: one that nobody knows of.
+    fn tell_refused_datagram(&mut self, to: Option<SocketAddr>) {
+        if let Some(denied) = self.observer.as_mut().and_then(|observer| observer.refused_datagram(to)) {
+            self.tell(&FromShim::Denied(denied));
+        }
     }
 
     fn pass_on(&mut self, served: Served) {
@@ -317,10 +322,9 @@ impl Init<'_> {
     }
 
     fn tell_last_denials(&mut self) {
-        for _ in 0..MOST_AT_THE_END {
-            if !self.hear_of_refused() {
-                break;
-            }
+        let all = (0..MOST_AT_THE_END).any(|_| !self.hear_of_refused());
+        if !all {
+            self.tell_refused_datagram(None);
         }
         let repeated = self.observer.as_mut().map(Observer::repeated).unwrap_or_default();
         for denied in repeated {

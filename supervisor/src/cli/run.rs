@@ -9,6 +9,7 @@ use crate::{
         recording::{Applied, Recording},
         replay::Substitute,
     },
+    effect::{Kind, RunId},
     jail::outcome,
     ledger::{
         self,
@@ -27,7 +28,7 @@ use crate::{
         caller, memory,
         plan::Plan,
         recovery,
-        run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, RunReport, RunRequest, Source, Streams},
+        run::{self, Answering, Apply, Asking, Copy, Mode, Receipts, Refusal, RunReport, RunRequest, Source, Streams},
     },
 };
 use std::{
@@ -636,30 +637,44 @@ fn summarise(report: &RunReport, talk: &mut impl Write) -> io::Result<()> {
     }
     let failed = report.exit_status != 0 || outcome.kind != OutcomeType::Exited || !report.changes.held.is_empty();
     if !failed {
-        return Ok(());
+        // A program often goes on without what it was refused, and few print what a server answered.
+        let of_network: Vec<&Refusal> = report.refusals.iter().filter(|refusal| refusal.host().is_some()).collect();
+        return explain(&of_network, &record.id, talk);
     }
     for degraded in record.degraded.iter().filter(|degraded| !report.notes.contains(degraded)) {
         // The bracket says why, at length; whoever wants to know asks.
         let short = degraded.split_once(" (").map_or(degraded.as_str(), |(short, _)| short);
         writeln!(talk, "  degraded: {} (`tollgate inspect {}` says why)", escape(short), record.id)?;
     }
-    for (place, refusal) in report.refusals.iter().take(EXPLAINED).enumerate() {
-        writeln!(
-            talk,
-            "  refused by {}: {} {}: {}",
-            refusal.by,
-            refusal.kind,
-            escape(&refusal.object),
-            escape(&refusal.reason)
-        )?;
+    explain(&report.refusals.iter().collect::<Vec<_>>(), &record.id, talk)
+}
+
+/// The first of these refusals, each with what to change.
+fn explain(refusals: &[&Refusal], run: &RunId, talk: &mut impl Write) -> io::Result<()> {
+    // What a program wanted of a host says more than that it asked for its name first.
+    let says_more = |one: &Refusal, host: &str| {
+        one.kind != Kind::NetResolve && one.host().is_some_and(|other| other.split(':').next() == Some(host))
+    };
+    let needless = |one: &Refusal| {
+        one.kind == Kind::NetResolve
+            && one.host().is_some_and(|host| refusals.iter().any(|other| says_more(other, host)))
+    };
+    let refusals: Vec<&Refusal> = refusals.iter().copied().filter(|one| !needless(one)).collect();
+    for (place, refusal) in refusals.iter().take(EXPLAINED).enumerate() {
+        // Many reasons begin with what they are about.
+        let object = match refusal.reason.starts_with(refusal.kind.name()) {
+            true => String::new(),
+            false => format!("{} {}: ", refusal.kind, refusal.object),
+        };
+        writeln!(talk, "  refused by {}: {}{}", refusal.by, escape(&object), escape(&refusal.reason))?;
         // The same hint once, after the last that it is for.
-        let again = report.refusals.get(place + 1).filter(|_| place + 1 < EXPLAINED);
+        let again = refusals.get(place + 1).filter(|_| place + 1 < EXPLAINED);
         if !refusal.hint.is_empty() && again.is_none_or(|next| next.hint != refusal.hint) {
             writeln!(talk, "    hint: {}", escape(&refusal.hint))?;
         }
     }
-    if report.refusals.len() > EXPLAINED {
-        writeln!(talk, "  and {} more: `tollgate receipts {} --denied`", report.refusals.len() - EXPLAINED, record.id)?;
+    if refusals.len() > EXPLAINED {
+        writeln!(talk, "  and {} more: `tollgate receipts {run} --denied`", refusals.len() - EXPLAINED)?;
     }
     Ok(())
 }

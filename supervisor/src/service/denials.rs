@@ -241,7 +241,7 @@ fn connect(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, R
         b"dns" => (
             true,
             "a name was not looked up: this run has no network".to_owned(),
-            "have what the program needs in the workspace or in a view before the run",
+            "let it reach a host by its name with `--allow HOST`, or have what it needs in the workspace before the run",
         ),
         [b'@', name @ ..] => (
             abstract_socket_exists(name),
@@ -276,7 +276,7 @@ fn connect(denied: &Denied, object: &Path, context: &Context) -> Option<(Kind, R
         _ => (
             true,
             format!("nothing was sent to {shown}: this run has no network but its own loopback"),
-            "have what the program needs in the workspace or in a view before the run",
+            "let it reach a host by its name with `--allow HOST`, or have what it needs in the workspace before the run",
         ),
     };
     known.then(|| (Kind::NetConnect, Resource::Address { to: shown }, Answer::refused("network", reason, hint)))

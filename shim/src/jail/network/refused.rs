@@ -21,6 +21,7 @@ const NFULNL_MSG_CONFIG: u16 = 1;
 const NFULA_CFG_CMD: u16 = 1;
 const NFULA_CFG_MODE: u16 = 2;
 const NFULA_CFG_NLBUFSIZ: u16 = 3;
+const NFULA_CFG_QTHRESH: u16 = 5;
 const NFULNL_CFG_CMD_BIND: u8 = 1;
 const NFULNL_COPY_PACKET: u8 = 2;
 const NFULA_PAYLOAD: u16 = 9;
@@ -61,6 +62,8 @@ pub fn listen() -> io::Result<OwnedFd> {
         config().with(NFULA_CFG_CMD, &[NFULNL_CFG_CMD_BIND]),
         config().with(NFULA_CFG_MODE, &[a, b, c, d, NFULNL_COPY_PACKET, 0]),
         config().with(NFULA_CFG_NLBUFSIZ, &MESSAGE.to_be_bytes()),
+        // Each packet at once: what the kernel still gathers when the program ends goes with the jail, untold.
+        config().with(NFULA_CFG_QTHRESH, &1_u32.to_be_bytes()),
     ])?;
     let socket = netlink.into_descriptor();
     setsockopt(&socket, sockopt::RcvBuf, &WAITING)?;

@@ -93,9 +93,6 @@ impl Run<'_> {
             };
             self.refusals.push(refusal);
         }
-        if self.request.policy.uses_network() {
-            self.remember_refused_hosts()?;
-        }
         if !self.request.quotas.is_empty() {
             // Whatever is still reserved is of calls that were dropped half done: it stays charged.
             self.ledger.close_reservations(&self.id, BatchFate::Told)?;
@@ -124,6 +121,12 @@ impl Run<'_> {
         });
         let record = self.ledger.end_run(&record, last)?;
         crash::reach(Point::RunEnded);
+        // Now that every receipt is in the ledger, and none on its way.
+        if self.request.policy.uses_network() {
+            if let Err(error) = self.remember_refused_hosts() {
+                tracing::warn!(%error, "the summary does not name the hosts that were refused");
+            }
+        }
         let kept = matches!(record.changes, ChangesState::Pending | ChangesState::Partial);
         self.folder.tidy(if kept { Layer::Kept } else { Layer::Removed });
         let signal = self.deferred.first();
