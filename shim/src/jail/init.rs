@@ -156,9 +156,14 @@ impl Init<'_> {
         let Some(observer) = &mut self.observer else { return };
         match observer.serve_one(self.plan) {
             Ok(served) => self.pass_on(served),
-            // The last process with the filter is gone.
-            Err(_) => self.observer = None,
+            Err(_) => self.end_observing(),
         }
+    }
+
+    /// The last process with the filter is gone. What it was refused may still wait to be told.
+    fn end_observing(&mut self) {
+        self.tell_last_denials();
+        self.observer = None;
     }
 
     /// Datagrams that the network's rules dropped. At most a packet's worth at a time, so that a program that sends
@@ -208,7 +213,7 @@ impl Init<'_> {
         let Some(observer) = &mut self.observer else { return };
         match observer.answer(id, errno) {
             Ok(served) => self.pass_on(served),
-            Err(_) => self.observer = None,
+            Err(_) => self.end_observing(),
         }
     }
 
