@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts: where things are, what has to be installed, how progress is told. To be sourced by bash.
 #
 # Progress goes to stderr, so that a script's stdout is its result.

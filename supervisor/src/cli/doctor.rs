@@ -3,7 +3,7 @@
 use crate::{
     effect::RunId,
     jail::{
-        cgroup::{CgroupEnvironment, Controller, Group},
+        cgroup::{CgroupEnvironment, Controller, Group, ScopeBounds},
         probe::{self, Answer, Probe},
     },
 };
@@ -168,17 +168,30 @@ fn groups() -> Finding {
     let run = RunId(format!("doctor{}", std::process::id()));
     let wanted = [Controller::Memory, Controller::Pids, Controller::Cpu, Controller::Accounting];
     let made = Group::unified(&environment, &run, &wanted).or_else(|_| Group::legacy(&environment, &run, &wanted));
-    let why = match made {
+    let mut why = match made {
         Ok(group) => match (group.limit_memory(64 << 20), group.limit_pids(64), group.limit_cpus(1.0)) {
             (Ok(_), Ok(()), Ok(())) => return works(name, format!("{}; {}", group.describe(), environment.describe())),
             (Err(why), _, _) | (_, Err(why), _) | (_, _, Err(why)) => why.to_string(),
         },
         Err(why) => why.to_string(),
     };
+    if let Some(manager) = environment.systemd {
+        let bounds = ScopeBounds { memory: Some(64 << 20), pids: Some(64), cpus: Some(1.0) };
+        match Group::trial_scope(&environment, manager, &run, &bounds) {
+            Ok(group) if wanted.iter().all(|one| group.has(*one)) => {
+                return works(name, format!("{} for each run; {}", group.describe(), environment.describe()));
+            }
+            Ok(group) => {
+                let lacking: Vec<&str> = wanted.iter().filter(|one| !group.has(**one)).map(|one| one.noun()).collect();
+                why = format!("systemd makes a scope, and it does not hold {}", lacking.join(", "));
+            }
+            Err(refused) => why = refused.to_string(),
+        }
+    }
     let (consequence, remedy) = match environment.systemd {
         Some(_) => (
-            "each run asks systemd for a scope; whether the limits hold there is checked when it starts",
-            "where a run is refused for it: put `[Service]` and `Delegate=cpu memory pids` into \
+            "limits that only a control group can hold are refused where they are asked for, and else watched",
+            "have root delegate the controllers: put `[Service]` and `Delegate=cpu memory pids` into \
              /etc/systemd/system/user@.service.d/delegate.conf, and log in again",
         ),
         None => (

@@ -58,6 +58,16 @@ pub enum Controller {
 }
 
 impl Controller {
+    /// What it bounds or measures, in a sentence.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Controller::Memory => "memory",
+            Controller::Pids => "processes",
+            Controller::Cpu => "processors",
+            Controller::Accounting => "processor time",
+        }
+    }
+
     /// Its name in `/proc/self/cgroup` of version 1.
     fn legacy_name(self) -> &'static str {
         match self {
@@ -432,6 +442,21 @@ impl Group {
             }
         }
         Ok(Group { version: Version::Unified, directories, keeper: Some(keeper) })
+    }
+
+    /// A scope around a process that does nothing: what a run would get of systemd, found out by asking for it.
+    ///
+    /// # Errors
+    /// As [`Group::scope`].
+    pub fn trial_scope(
+        environment: &CgroupEnvironment,
+        manager: Manager,
+        run: &RunId,
+        bounds: &ScopeBounds,
+    ) -> Result<Group, CgroupError> {
+        let failed = |error: io::Error| CgroupError::Scope { unit: "(none)".to_owned(), why: error.to_string() };
+        let program = Keeper::start().map_err(failed)?;
+        Group::scope(environment, manager, run, program.pid(), bounds)
     }
 
     /// Which interface the group has.
