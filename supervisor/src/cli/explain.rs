@@ -125,7 +125,7 @@ fn explain_policy(
             pairs.extend([("method".to_owned(), method.trim().to_owned()), ("url".to_owned(), url.to_owned())]);
         }
         (Kind::HttpRequest, None) => pairs.push(("url".to_owned(), object.trim().to_owned())),
-        (Kind::NetConnect, _) => pairs.push(("to".to_owned(), object.to_owned())),
+        (Kind::NetConnect | Kind::NetAccept, _) => pairs.push(("to".to_owned(), object.to_owned())),
         (Kind::NetResolve, _) => pairs.push(("name".to_owned(), object.to_owned())),
         _ => return Err(usage(format!("{kind} is asked about within a run, with `tollgate why`"))),
     }

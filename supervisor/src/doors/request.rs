@@ -473,12 +473,12 @@ pub fn why(pairs: Vec<(String, String)>, place: &Place) -> Result<Ask, Malformed
 fn about_the_network(kind: Kind, fields: &Map<String, Value>) -> Result<Option<Ask>, Malformed> {
     let known: &[&str] = match kind {
         Kind::HttpRequest => &["method", "url"],
-        Kind::NetConnect => &["to"],
+        Kind::NetConnect | Kind::NetAccept => &["to"],
         Kind::NetResolve => &["name"],
         _ => return Ok(None),
     };
     if fields.keys().any(|name| !known.contains(&name.as_str())) {
-        let why = "an http/request has `method` and `url`, a net/connect `to`, a net/resolve `name`";
+        let why = "an http/request has `method` and `url`, a net/connect and a net/accept `to`, a net/resolve `name`";
         return Err(Malformed::Value { field: "query", why });
     }
     let text = |name: &'static str| {
@@ -492,12 +492,16 @@ fn about_the_network(kind: Kind, fields: &Map<String, Value>) -> Result<Option<A
             let request = http::Request::parse(method, text("url")?).map_err(|http::NotAUrl| wrong)?;
             (request.resource(), Request::Http(request))
         }
-        Kind::NetConnect => {
+        Kind::NetConnect | Kind::NetAccept => {
             let wrong = || Malformed::Value { field: "to", why: "is not HOST:PORT" };
             let (host, port) = text("to")?.rsplit_once(':').ok_or_else(wrong)?;
             let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
             let port = port.parse().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
-            let request = net::Request::Connect { host, port, transport: net::Transport::Tcp };
+            let request = match kind {
+                // From whom, and to which port inside, no rule asks.
+                Kind::NetAccept => net::Request::Accept { from: host.clone(), host, port, inside: port },
+                _ => net::Request::Connect { host, port, transport: net::Transport::Tcp },
+            };
             (request.resource(), Request::Net(request))
         }
         _ => {
