@@ -32,6 +32,9 @@ def main():
     for results in said.values():
         names += [result["check"] for result in results if "check" in result and result["check"] not in names]
         good = good and all(result["ok"] for result in results if "check" in result)
+    # Every machine has to have tried what any has.
+    tried = {machine: {result.get("check") for result in results} for machine, results in said.items()}
+    good = good and all(name in checks for checks in tried.values() for name in names)
     if given.json:
         for machine, results in said.items():
             for result in results:
