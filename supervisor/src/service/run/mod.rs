@@ -14,6 +14,7 @@ mod network;
 mod prepare;
 mod progress;
 mod publish;
+mod serving;
 
 pub use answering::{Answering, Mode, Receipts, Source, RECORDING};
 pub use live::Live;

@@ -1,6 +1,6 @@
 //! The network door of a run: made before its jail, opened when the jail hands its sockets over, closed after it.
 
-use super::{execute::Run, RunRequest};
+use super::{execute::Run, serving::Serving, RunRequest};
 use crate::{
     chain::{
         admission::{Admission, Host, Kinds, Rule, Ruling, Verdict},
@@ -20,9 +20,7 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    thread,
 };
-use tokio::sync::watch;
 
 /// What a run's network is made of before its jail stands.
 pub(super) struct Network {
@@ -103,7 +101,7 @@ impl Network {
 #[derive(Default)]
 pub(super) struct NetworkDoor {
     parts: Option<Parts>,
-    serving: Option<(watch::Sender<bool>, thread::JoinHandle<()>)>,
+    serving: Option<Serving>,
 }
 
 impl NetworkDoor {
@@ -115,22 +113,13 @@ impl NetworkDoor {
     pub(super) fn open(&mut self, sockets: NetworkSockets) -> io::Result<()> {
         let parts =
             self.parts.take().ok_or_else(|| io::Error::other("the jail made a network that nobody asked for"))?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (close, mut closed) = watch::channel(false);
-        let thread = thread::Builder::new().name("network".to_owned()).spawn(move || {
-            let until = async move {
-                // The sender going away means the same.
-                let _ = closed.wait_for(|closed| *closed).await;
-            };
-            let served = runtime.block_on(network::serve(sockets.listeners, sockets.names, parts, until));
-            if let Err(error) = served {
+        let serving = Serving::start("network", move |closing| async move {
+            if let Err(error) = network::serve(sockets.listeners, sockets.names, parts, closing).await {
                 // The program's connections then wait for an answer that never comes, and nothing gets out.
                 tracing::error!(%error, "the network door cannot be served");
             }
-            // A name that is still being looked up is nobody's any more.
-            runtime.shutdown_background();
         })?;
-        self.serving = Some((close, thread));
+        self.serving = Some(serving);
         Ok(())
     }
 
@@ -141,10 +130,8 @@ impl NetworkDoor {
 
     /// Ends what is under way. The program is gone.
     pub(super) fn close(self) {
-        if let Some((close, thread)) = self.serving {
-            let _ = close.send(true);
-            // A panic there has been reported already; the run goes on to its end.
-            let _ = thread.join();
+        if let Some(serving) = self.serving {
+            serving.close();
         }
     }
 }

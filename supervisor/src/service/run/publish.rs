@@ -1,5 +1,6 @@
 //! The published ports of a run: bound before its jail, served while its program runs.
 
+use super::serving::Serving;
 use crate::{
     chain::Chain,
     doors::published::{self, Ask, Bound, Dialler, Parts},
@@ -7,8 +8,7 @@ use crate::{
     jail::launch::Shim,
     policy::published::Published,
 };
-use std::{io, sync::Arc, thread};
-use tokio::sync::watch;
+use std::{io, sync::Arc};
 use tollgate_shim::protocol::ToShim;
 
 /// The ports, and what serves them once the program runs.
@@ -16,7 +16,7 @@ use tollgate_shim::protocol::ToShim;
 pub(super) struct PublishedPorts {
     bound: Option<Bound>,
     dialler: Arc<Dialler>,
-    serving: Option<(watch::Sender<bool>, thread::JoinHandle<()>)>,
+    serving: Option<Serving>,
 }
 
 impl PublishedPorts {
@@ -49,26 +49,19 @@ impl PublishedPorts {
             dialler: Arc::clone(&self.dialler),
             ask,
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (close, mut closed) = watch::channel(false);
-        let thread = thread::Builder::new().name("published".to_owned()).spawn(move || {
-            let until = async move {
-                // The sender going away means the same.
-                let _ = closed.wait_for(|closed| *closed).await;
-            };
-            if let Err(error) = runtime.block_on(published::serve(bound, parts, until)) {
+        let serving = Serving::start("published", move |closing| async move {
+            if let Err(error) = published::serve(bound, parts, closing).await {
                 tracing::error!(%error, "the published ports cannot be served");
             }
         })?;
-        self.serving = Some((close, thread));
+        self.serving = Some(serving);
         Ok(())
     }
 
     /// Ends what is under way. The program is gone.
     pub(super) fn close(self) {
-        if let Some((close, thread)) = self.serving {
-            let _ = close.send(true);
-            let _ = thread.join();
+        if let Some(serving) = self.serving {
+            serving.close();
         }
     }
 }
