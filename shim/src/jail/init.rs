@@ -60,7 +60,7 @@ pub fn run(
     // The streams' far ends must close when the program closes them, so no copy may stay here.
     drop((to_pid_one, standard));
     // The program's process takes its layers on meanwhile, and executes nothing before this.
-    super::wait_for_leave(control);
+    super::wait_for_word(control, &ToShim::Execute);
     step("process", || exec::give_leave(&from_program).at("write", "the program"))?;
     let from_program = Some(from_program);
     let init = Init { control, plan, program, signals, terminal, from_program, network, observer: None };

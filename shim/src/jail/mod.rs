@@ -158,39 +158,17 @@ fn inside(
 fn ask_for_copy(control: &OwnedFd, refused: Failure) -> Result<(), Failure> {
     let asked = FromShim::OverlayRefused { reason: refused.summary() };
     channel::send(control.as_fd(), &asked, &[]).at("sendmsg", "the supervisor")?;
-    loop {
-        match channel::receive::<ToShim>(control.as_fd()) {
-            Ok(Some((ToShim::Copied, _))) => return Ok(()),
-            Ok(Some((
-                ToShim::Begin
-                | ToShim::Execute
-                | ToShim::Signal { .. }
-                | ToShim::Continue
-                | ToShim::Answer { .. }
-                | ToShim::Dial { .. },
-                _,
-            ))) => {}
-            // It could not, and has said why to whoever asked for the run.
-            Ok(None) | Err(_) => exit(COULD_NOT_START),
-        }
-    }
+    wait_for_word(control, &ToShim::Copied);
+    Ok(())
 }
 
-/// Waits for the supervisor's word to execute the program.
-fn wait_for_leave(control: &OwnedFd) {
+/// Waits until the supervisor says this. Whatever else it says comes too early: there is no program yet that it could be
+/// for. A supervisor that goes has said why to whoever asked for the run.
+fn wait_for_word(control: &OwnedFd, word: &ToShim) {
     loop {
         match channel::receive::<ToShim>(control.as_fd()) {
-            Ok(Some((ToShim::Execute, _))) => return,
-            // There is no program yet that a signal could be for.
-            Ok(Some((
-                ToShim::Begin
-                | ToShim::Copied
-                | ToShim::Signal { .. }
-                | ToShim::Continue
-                | ToShim::Answer { .. }
-                | ToShim::Dial { .. },
-                _,
-            ))) => {}
+            Ok(Some((said, _))) if said == *word => return,
+            Ok(Some(_)) => {}
             Ok(None) | Err(_) => exit(COULD_NOT_START),
         }
     }
