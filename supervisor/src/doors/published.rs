@@ -60,10 +60,9 @@ impl Dialler {
     async fn dial(&self, ask: &Ask, port: u16) -> io::Result<TcpStream> {
         let mut last = io::Error::from_raw_os_error(libc::ECONNREFUSED);
         for address in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
-            match timeout(PATIENCE, self.dial_at(ask, SocketAddr::new(address, port))).await {
-                Ok(Ok(stream)) => return Ok(stream),
-                Ok(Err(error)) => last = error,
-                Err(_elapsed) => last = io::Error::from_raw_os_error(libc::ETIMEDOUT),
+            match self.dial_at(ask, SocketAddr::new(address, port)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
             }
         }
         Err(last)
@@ -73,18 +72,20 @@ impl Dialler {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (send, came) = oneshot::channel();
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(id, send);
-        let asked = ask(id, to);
-        let came = match asked {
-            Ok(()) => came.await.unwrap_or_else(|_gone| Err(io::Error::from_raw_os_error(libc::ECONNRESET))),
-            Err(error) => Err(error),
+        let stands = async {
+            ask(id, to)?;
+            let socket = came.await.unwrap_or_else(|_gone| Err(io::Error::from_raw_os_error(libc::ECONNRESET)))?;
+            let stream = TcpStream::from_std(std::net::TcpStream::from(socket))?;
+            stream.writable().await?;
+            match stream.take_error()? {
+                None => Ok(stream),
+                Some(error) => Err(error),
+            }
         };
+        let stands = timeout(PATIENCE, stands).await;
+        // Also where the jail never answered.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
-        let stream = TcpStream::from_std(std::net::TcpStream::from(came?))?;
-        stream.writable().await?;
-        match stream.take_error()? {
-            None => Ok(stream),
-            Some(error) => Err(error),
-        }
+        stands.unwrap_or_else(|_elapsed| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT)))
     }
 }
 

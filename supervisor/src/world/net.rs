@@ -205,15 +205,6 @@ impl Tunnel {
         self.inside.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is ready a moment after the run is over, in which a server may close its side.
-    async fn run_over(&self) -> Result<(), Ended> {
-        let mut over = self.over.clone();
-        // The sender going away means the same.
-        let _ = over.wait_for(|over| *over).await;
-        tokio::time::sleep(LAST_WORDS).await;
-        Err(Ended::RunOver)
-    }
-
     async fn relay(&self, host: &str, port: u16) -> Answer {
         let Some(inside) = self.inside.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             return Answer::failed("the connection was used already", "report this: it is a bug of Tollgate's");
@@ -252,26 +243,20 @@ impl Tunnel {
             };
             tokio::select! {
                 ended = async { tokio::try_join!(up, down).map(|_| ()) } => ended,
-                ended = self.run_over() => ended,
+                () = run_over(self.over.clone()) => Err(Ended::RunOver),
             }
         };
-        let total = sent + received;
         let tls = match &named {
             Some(Some(name)) => format!("; TLS to `{name}`, not looked into"),
             Some(None) => "; TLS without a server name, not looked into".to_owned(),
             None => String::new(),
         };
-        let counted = format!("{sent} bytes sent, {received} received{tls}");
-        let value = serde_json::json!({ "sent": sent, "received": received });
+        let passed = |how: &str| passed(how, sent, received, &tls);
         let body = kept.and_then(|kept| kept.into_inner().unwrap_or_else(PoisonError::into_inner).finish());
         let answer = match ended {
-            Ok(()) => Answer { reason: format!("closed by both sides; {counted}"), ..Answer::done(value, total) },
-            Err(Ended::RunOver) => {
-                Answer { reason: format!("closed as the run ended; {counted}"), ..Answer::done(value, total) }
-            }
-            Err(Ended::Broken(cause)) => {
-                Answer { reason: format!("broken off ({cause}); {counted}"), ..Answer::done(value, total) }
-            }
+            Ok(()) => passed(BY_BOTH),
+            Err(Ended::RunOver) => passed(AS_THE_RUN_ENDED),
+            Err(Ended::Broken(cause)) => passed(&broken_off(&cause)),
             Err(Ended::LateRequest) => Answer::refused(
                 "containment",
                 format!("a request came on the connection to `{host}` after it was taken for another protocol"),
@@ -343,7 +328,7 @@ impl Tunnel {
 }
 
 /// Passes bytes between the program and somebody outside until both are done, or a moment after the run is over.
-pub async fn relay(program: TcpStream, outside: TcpStream, mut over: watch::Receiver<bool>) -> Answer {
+pub async fn relay(program: TcpStream, outside: TcpStream, over: watch::Receiver<bool>) -> Answer {
     let _ = (program.set_nodelay(true), outside.set_nodelay(true));
     let (from_program, to_program) = program.into_split();
     let (from_outside, to_outside) = outside.into_split();
@@ -353,18 +338,34 @@ pub async fn relay(program: TcpStream, outside: TcpStream, mut over: watch::Rece
         let down = copy(from_outside, to_program, &mut received, Way { side: Side::Server, kept: None });
         tokio::select! {
             ended = async { tokio::try_join!(up, down) } => match ended {
-                Ok(_) => "closed by both sides".to_owned(),
-                Err(error) => format!("broken off ({error})"),
+                Ok(_) => BY_BOTH.to_owned(),
+                Err(error) => broken_off(&error),
             },
-            () = async {
-                let _ = over.wait_for(|over| *over).await;
-                tokio::time::sleep(LAST_WORDS).await;
-            } => "closed as the run ended".to_owned(),
+            () = run_over(over) => AS_THE_RUN_ENDED.to_owned(),
         }
     };
+    passed(&ended, sent, received, "")
+}
+
+/// Is ready a moment after the run is over, in which the other side may close its own.
+async fn run_over(mut over: watch::Receiver<bool>) {
+    // The sender going away means the same.
+    let _ = over.wait_for(|over| *over).await;
+    tokio::time::sleep(LAST_WORDS).await;
+}
+
+const BY_BOTH: &str = "closed by both sides";
+const AS_THE_RUN_ENDED: &str = "closed as the run ended";
+
+fn broken_off(cause: &dyn std::fmt::Display) -> String {
+    format!("broken off ({cause})")
+}
+
+/// The answer about a connection whose bytes passed: how it ended, how many there were, and what else is known of it.
+fn passed(how: &str, sent: u64, received: u64, more: &str) -> Answer {
     let value = serde_json::json!({ "sent": sent, "received": received });
     Answer {
-        reason: format!("{ended}; {sent} bytes sent, {received} received"),
+        reason: format!("{how}; {sent} bytes sent, {received} received{more}"),
         ..Answer::done(value, sent + received)
     }
 }
